@@ -226,14 +226,7 @@ fn traced_disk(trace: &Arc<Trace>, pace: Pace) -> Disk {
         host: 0,
         thread: 0,
         size: trace.disk.size.max(trace.reaches()),
-        policy: Settings {
-            shares: 1_000,
-            reservation: 0,
-            limit: None,
-            bandwidth: None,
-            latency_target: None,
-            group: None,
-        },
+        policy: Settings::of_shares(1_000),
         unmanaged: false,
         workload: Workload::Trace {
             trace: Arc::clone(trace),

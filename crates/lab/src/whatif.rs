@@ -19,8 +19,8 @@ use serde::Serialize;
 pub use tidegate_core::units::Span;
 use tidegate_core::units::Time;
 use tidegate_sim::results::{BIN, DiskSeries};
-use tidegate_sim::scenario::{Ceiling, Control, Scenario, Settings};
-pub use tidegate_sim::scenario::{Control as Mode, Threshold};
+pub use tidegate_sim::scenario::{Ceiling, Control as Mode, Threshold};
+use tidegate_sim::scenario::{Control, Scenario, Settings};
 use tidegate_sim::{Policy, Run, Variant, world};
 
 use crate::attend;
@@ -397,8 +397,9 @@ impl Setting {
     }
 }
 
-/// A limit without bursts, as the daemon makes it of a bare number: what timers, batches and turns hold up is let through.
-fn steady(sustained: u64) -> Ceiling {
+/// A limit without bursts, as the daemon makes it of a bare number: what timers and batches delay is let through.
+#[must_use]
+pub fn steady(sustained: u64) -> Ceiling {
     Ceiling {
         sustained,
         peak: 0,

@@ -136,6 +136,21 @@ pub struct Settings {
     pub group: Option<usize>,
 }
 
+impl Settings {
+    /// These shares, and nothing else.
+    #[must_use]
+    pub const fn of_shares(shares: u32) -> Settings {
+        Settings {
+            shares,
+            reservation: 0,
+            limit: None,
+            bandwidth: None,
+            latency_target: None,
+            group: None,
+        }
+    }
+}
+
 /// A rate that may be exceeded up to a peak until a burst is used up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ceiling {

@@ -18,9 +18,11 @@ use tidegate_api::stats::DiskStats;
 use tidegate_api::units::{self, Iops, Limit, Rate, Shares};
 use tidegate_lab::experiment::Directory;
 use tidegate_lab::whatif::accounts::{
-    Accounts, DiskAccount, DiskSettings, GroupAccount, HostAccount, LoadAccount,
+    Accounts, DiskAccount, Group, HostAccount, LoadAccount, Settings,
 };
-use tidegate_lab::whatif::{self, Case, Changes, Mode, Prediction, Row, Setting, Span, Threshold};
+use tidegate_lab::whatif::{
+    self, Case, Ceiling, Changes, Mode, Prediction, Row, Setting, Span, Threshold, steady,
+};
 
 use super::failed;
 use super::progress::Course;
@@ -225,6 +227,7 @@ impl WhatIf {
         let here: Vec<Disk> = disks
             .filter(|disk| disk.attached && disk.datastore == *name)
             .collect();
+        let groups = groups(&client, &here)?;
         let accounts = Accounts {
             datastore: name.to_string(),
             mode: mode(control.mode),
@@ -236,8 +239,8 @@ impl WhatIf {
             latency_us: control.latency_us,
             peak_per_s: control.peak_cost_per_s,
             hosts: hosts(&control),
-            groups: groups(&client, &here)?,
-            disks: self.disks(&client, &control, &here)?,
+            disks: self.disks(&client, &control, &here, &groups)?,
+            groups,
         };
         accounts.case().map_err(|error| failed(what, &error))
     }
@@ -248,6 +251,7 @@ impl WhatIf {
         client: &Client,
         control: &DatastoreControl,
         here: &[Disk],
+        groups: &[Group],
     ) -> Result<Vec<DiskAccount>, Failure> {
         let own = control.hosts.iter().find(|host| host.here);
         let own = own.map_or_else(String::new, |host| host.host.clone());
@@ -262,7 +266,7 @@ impl WhatIf {
             disks.push(DiskAccount {
                 name: disk.name.to_string(),
                 host: own.clone(),
-                settings: settings(&disk.policy),
+                settings: settings(&disk.policy, groups),
                 load: Some(load(&explained, &stats)),
                 demand: told.map_or(0.0, |told| told.demand),
             });
@@ -275,11 +279,10 @@ impl WhatIf {
                 None => told.key.clone(),
             },
             host: told.host.clone(),
-            settings: DiskSettings {
-                shares: told.shares,
-                reservation: told.reservation_iops,
-                limit: told.limit_iops,
-                ..DiskSettings::default()
+            settings: Settings {
+                reservation: small(told.reservation_iops),
+                limit: told.limit_iops.map(steady),
+                ..Settings::of_shares(told.shares)
             },
             load: None,
             demand: told.demand,
@@ -329,7 +332,7 @@ fn hosts(control: &DatastoreControl) -> Vec<HostAccount> {
     hosts.collect()
 }
 
-fn groups(client: &Client, disks: &[Disk]) -> Result<Vec<GroupAccount>, Failure> {
+fn groups(client: &Client, disks: &[Disk]) -> Result<Vec<Group>, Failure> {
     let named = |name: &Name| {
         disks
             .iter()
@@ -337,10 +340,10 @@ fn groups(client: &Client, disks: &[Disk]) -> Result<Vec<GroupAccount>, Failure>
     };
     let all = client.look(routes::GROUPS, &[])?.groups.into_iter();
     let used = all.filter(|group| named(&group.name));
-    let accounts = used.map(|group| GroupAccount {
+    let accounts = used.map(|group| Group {
         name: group.name.to_string(),
-        limit: group.limits.limit_iops,
-        bandwidth: group.limits.limit_bytes_per_s,
+        limit: group.limits.limit_iops.map(steady),
+        bandwidth: group.limits.limit_bytes_per_s.map(steady),
     });
     Ok(accounts.collect())
 }
@@ -348,18 +351,34 @@ fn groups(client: &Client, disks: &[Disk]) -> Result<Vec<GroupAccount>, Failure>
 /// The length of a burst if the policy has none.
 const BURST_SECONDS: u32 = 30;
 
-fn settings(policy: &Policy) -> DiskSettings {
-    DiskSettings {
+fn settings(policy: &Policy, groups: &[Group]) -> Settings {
+    let limit = policy.limit_iops.map(|sustained| match policy.burst_iops {
+        Some(peak) if peak > sustained => {
+            let seconds = policy.burst_seconds.unwrap_or(BURST_SECONDS);
+            Ceiling {
+                sustained,
+                peak,
+                burst: (peak - sustained) * u64::from(seconds),
+            }
+        }
+        Some(_) | None => steady(sustained),
+    });
+    let named = |name: &Name| {
+        let mut groups = groups.iter();
+        groups.position(|group| group.name == name.as_str())
+    };
+    Settings {
         shares: policy.shares,
-        reservation: policy.reservation_iops,
-        limit: policy.limit_iops,
-        burst: policy
-            .burst_iops
-            .map(|peak| (peak, policy.burst_seconds.unwrap_or(BURST_SECONDS))),
-        bandwidth: policy.limit_bytes_per_s,
-        latency_target_us: policy.latency_target_us,
-        group: policy.group.as_ref().map(ToString::to_string),
+        reservation: small(policy.reservation_iops),
+        limit,
+        bandwidth: policy.limit_bytes_per_s.map(steady),
+        latency_target: policy.latency_target_us.map(Span::from_micros),
+        group: policy.group.as_ref().and_then(named),
     }
+}
+
+fn small(iops: u64) -> u32 {
+    u32::try_from(iops).unwrap_or(u32::MAX)
 }
 
 /// What a disk did: rates by the last minutes, and what kind of I/O it was since it was attached.

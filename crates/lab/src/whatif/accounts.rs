@@ -8,9 +8,10 @@
 use tidegate_core::iocontrol::CostModel;
 use tidegate_core::request::Op;
 use tidegate_core::units::Span;
-use tidegate_sim::scenario::{Control, Group, Io, Threshold, Workload};
+use tidegate_sim::scenario::{Control, Io, Threshold, Workload};
+pub use tidegate_sim::scenario::{Group, Settings};
 
-use super::{Did, steady};
+use super::Did;
 
 /// Other hosts' disks are modelled with I/Os of this size.
 const REFERENCE: u64 = 4 << 10;
@@ -41,7 +42,7 @@ pub struct Accounts {
     /// Their disks.
     pub disks: Vec<DiskAccount>,
     /// Groups of disks of the host that was asked.
-    pub groups: Vec<GroupAccount>,
+    pub groups: Vec<Group>,
 }
 
 /// A host.
@@ -65,41 +66,11 @@ pub struct DiskAccount {
     /// The identity of its host.
     pub host: String,
     /// What it is set to.
-    pub settings: DiskSettings,
+    pub settings: Settings,
     /// What it did; none where another host serves it.
     pub load: Option<LoadAccount>,
     /// What it asks for, reference I/Os: what its host tells the others.
     pub demand: f64,
-}
-
-/// What a disk is set to.
-#[derive(Clone, Debug, Default)]
-pub struct DiskSettings {
-    /// Relative weight.
-    pub shares: u32,
-    /// IOPS floor; 0 for none.
-    pub reservation: u64,
-    /// IOPS ceiling.
-    pub limit: Option<u64>,
-    /// IOPS ceiling while a burst lasts, and for how many seconds a full one does.
-    pub burst: Option<(u64, u32)>,
-    /// Ceiling in bytes a second.
-    pub bandwidth: Option<u64>,
-    /// The latency that its I/Os are to keep.
-    pub latency_target_us: Option<u64>,
-    /// Its group.
-    pub group: Option<String>,
-}
-
-/// Disks that have limits together.
-#[derive(Clone, Debug)]
-pub struct GroupAccount {
-    /// What it is called.
-    pub name: String,
-    /// IOPS ceiling.
-    pub limit: Option<u64>,
-    /// Ceiling in bytes a second.
-    pub bandwidth: Option<u64>,
 }
 
 /// What a disk did in the last minutes.
@@ -121,16 +92,6 @@ pub struct LoadAccount {
     pub sequential: f64,
     /// Its I/O thread had no time left.
     pub thread_full: bool,
-}
-
-impl GroupAccount {
-    pub(super) fn group(&self) -> Group {
-        Group {
-            name: self.name.clone(),
-            limit: self.limit.map(steady),
-            bandwidth: self.bandwidth.map(steady),
-        }
-    }
 }
 
 impl DiskAccount {

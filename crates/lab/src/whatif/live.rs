@@ -23,12 +23,10 @@ use tidegate_core::iocontrol::CostModel;
 use tidegate_core::units::{Span, Time};
 use tidegate_model::ArraySpec;
 use tidegate_model::spec::{Cost, MemberSpec, SsdSpec, Variation};
-use tidegate_sim::scenario::{
-    Ceiling, Control, Datastore, Disk, Host, Kind, Phase, Scenario, Settings,
-};
+use tidegate_sim::scenario::{Control, Datastore, Disk, Host, Kind, Phase, Scenario};
 
-use super::accounts::{Accounts, DiskAccount, GroupAccount, LoadAccount, nanos, precise, whole};
-use super::{Case, Known, mode_note, steady};
+use super::accounts::{Accounts, DiskAccount, LoadAccount, nanos, precise, whole};
+use super::{Case, Known, mode_note};
 
 /// The note that guests are guessed.
 pub(super) const GUESSED: &str = "guests are taken to keep as much outstanding as they did";
@@ -79,9 +77,16 @@ impl Accounts {
         let lasts = (ENOUGH / iops.max(1.0)).clamp(SHORTEST_S, LONGEST_S);
         let ends = Time::ZERO + SETTLING + nanos(lasts * 1e9);
         let (hosts, home) = self.hosts(&asked)?;
-        let disks = asked.iter().zip(home);
-        let disks = disks.map(|(disk, host)| self.disk(disk, host));
-        let disks = disks.collect::<Result<Vec<Disk>>>()?;
+        let disks = asked.iter().zip(home).map(|(disk, host)| Disk {
+            name: disk.name.clone(),
+            host,
+            thread: 0,
+            size: DISK,
+            policy: disk.settings.clone(),
+            unmanaged: false,
+            workload: disk.workload(),
+        });
+        let disks: Vec<Disk> = disks.collect();
         self.more_notes(&asked, &mut notes);
         let scenario = Scenario {
             name: self.datastore.clone(),
@@ -97,7 +102,7 @@ impl Accounts {
                 coordination: None,
             },
             hosts,
-            groups: self.groups.iter().map(GroupAccount::group).collect(),
+            groups: self.groups.clone(),
             phases: vec![Phase {
                 name: "all".to_owned(),
                 begins: Time::ZERO,
@@ -234,39 +239,6 @@ impl Accounts {
         Ok((made.collect::<Result<_>>()?, home))
     }
 
-    fn disk(&self, account: &DiskAccount, host: usize) -> Result<Disk> {
-        let settings = &account.settings;
-        let group = match &settings.group {
-            None => None,
-            Some(name) => self.groups.iter().position(|group| group.name == *name),
-        };
-        let limit = settings.limit.map(|sustained| match settings.burst {
-            Some((peak, seconds)) if peak > sustained => Ceiling {
-                sustained,
-                peak,
-                burst: (peak - sustained) * u64::from(seconds),
-            },
-            Some(_) | None => steady(sustained),
-        });
-        Ok(Disk {
-            name: account.name.clone(),
-            host,
-            thread: 0,
-            size: DISK,
-            policy: Settings {
-                shares: settings.shares,
-                reservation: u32::try_from(settings.reservation)
-                    .with_context(|| format!("the reservation of {} is too large", account.name))?,
-                limit,
-                bandwidth: settings.bandwidth.map(steady),
-                latency_target: settings.latency_target_us.map(Span::from_micros),
-                group,
-            },
-            unmanaged: false,
-            workload: account.workload(),
-        })
-    }
-
     fn more_notes(&self, asked: &[&DiskAccount], notes: &mut Vec<String>) {
         let names = |which: &dyn Fn(&DiskAccount) -> bool| {
             let found = asked.iter().filter(|disk| which(disk));
@@ -311,7 +283,7 @@ impl Accounts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::whatif::accounts::{DiskSettings, HostAccount};
+    use crate::whatif::accounts::{HostAccount, Settings};
     use crate::whatif::{Changes, Setting, Worth, predict};
     use tidegate_sim::scenario::{Threshold, Workload};
     use tidegate_sim::{Policy, Variant, world};
@@ -333,10 +305,7 @@ mod tests {
         DiskAccount {
             name: name.to_owned(),
             host: if load.is_some() { "01" } else { "02" }.to_owned(),
-            settings: DiskSettings {
-                shares,
-                ..DiskSettings::default()
-            },
+            settings: Settings::of_shares(shares),
             load,
             demand,
         }
