@@ -15,6 +15,7 @@
 //! # Source
 //! doc/proto.md of the NetworkBlockDevice project, by the product's own [`handshake`] and [`session`].
 
+use std::collections::BTreeMap;
 use std::io::{BufReader, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -75,8 +76,9 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     array: Array,
-    jobs: Vec<Option<Job>>,
-    free: Vec<usize>,
+    /// By the model's number of the I/O.
+    jobs: BTreeMap<u64, Job>,
+    numbered: u64,
     did: Did,
     /// Until when the answering thread sleeps, unless it is called.
     sleeps_until: u64,
@@ -113,8 +115,8 @@ impl ArrayServer {
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
                 array,
-                jobs: Vec::new(),
-                free: Vec::new(),
+                jobs: BTreeMap::new(),
+                numbered: 0,
                 did: Did::default(),
                 sleeps_until: u64::MAX,
                 over: false,
@@ -251,13 +253,11 @@ impl Shared {
         let mut state = self.lock();
         let now = self.now();
         job.submitted = now;
-        let place = state.free.pop().unwrap_or(state.jobs.len());
-        if place == state.jobs.len() {
-            state.jobs.push(None);
-        }
-        state.jobs[place] = Some(job);
+        state.numbered += 1;
+        let id = state.numbered;
+        state.jobs.insert(id, job);
         let io = ModelIo {
-            id: place as u64,
+            id,
             kind,
             offset,
             len,
@@ -278,11 +278,9 @@ impl Shared {
         while !state.over {
             let now = self.now();
             while let Some(completion) = state.array.pop_completed(now) {
-                let place = usize::try_from(completion.id).unwrap_or(usize::MAX);
-                let Some(job) = state.jobs.get_mut(place).and_then(Option::take) else {
+                let Some(job) = state.jobs.remove(&completion.id) else {
                     continue;
                 };
-                state.free.push(place);
                 if job.counts {
                     let late = now - completion.at.min(now);
                     state.did.ios += 1;
@@ -306,7 +304,7 @@ impl Shared {
             let waited = self.changed.wait_timeout(state, Duration::from_nanos(wait));
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        for job in state.jobs.drain(..).flatten() {
+        for job in state.jobs.values() {
             hang_up(&lock(&job.connection));
         }
     }

@@ -20,10 +20,6 @@ const DEPTH: u16 = 32;
 ///
 /// # Errors
 /// valgrind, the server or the guest fails.
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "instruction counts stay below 2^52"
-)]
 pub fn per_request(scratch: &Path, launch: &Launch) -> Result<f64> {
     let few = count(scratch, launch, FEW)?;
     let many = count(scratch, launch, MANY)?;

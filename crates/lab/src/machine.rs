@@ -14,6 +14,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::fs::{File, OpenOptions, read_to_string};
 use std::io::Write;
+use std::ops::AddAssign;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -57,52 +58,37 @@ pub struct Noise {
     pub steal_percent: f64,
 }
 
-/// Why a trial was rejected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rejection {
-    /// Other processes took CPU time.
-    Others,
-    /// The hypervisor gave CPU time to other machines.
-    Steal,
-}
-
 /// How many trials were rejected, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Rejected {
     /// Other processes took CPU time.
     pub others: usize,
-    /// The hypervisor took CPU time.
+    /// The hypervisor gave CPU time to other machines.
     pub steal: usize,
 }
 
-impl Noise {
-    /// Why a trial with this noise is rejected, if more than `most` percent are too much. Where a real disk is read,
-    /// steal does not count: a hypervisor emulates the disk on the CPU time that it steals.
-    #[must_use]
-    pub fn rejection(self, most: f64, on_disk: bool) -> Option<Rejection> {
-        if self.foreign_percent > most {
-            Some(Rejection::Others)
-        } else if !on_disk && self.steal_percent > most {
-            Some(Rejection::Steal)
-        } else {
-            None
-        }
-    }
-}
-
 impl Rejected {
-    /// Counts one more.
-    pub fn add(&mut self, why: Rejection) {
-        match why {
-            Rejection::Others => self.others += 1,
-            Rejection::Steal => self.steal += 1,
-        }
+    /// Whether a trial with this noise is accepted; it is counted otherwise. More than `most` percent are too much. Where a
+    /// real disk is read, steal does not count: a hypervisor emulates the disk on the CPU time that it steals.
+    pub fn accepts(&mut self, noise: Noise, most: f64, on_disk: bool) -> bool {
+        let others = noise.foreign_percent > most;
+        let steal = !others && !on_disk && noise.steal_percent > most;
+        self.others += usize::from(others);
+        self.steal += usize::from(steal);
+        !others && !steal
     }
 
     /// All of them.
     #[must_use]
     pub fn total(self) -> usize {
         self.others + self.steal
+    }
+}
+
+impl AddAssign for Rejected {
+    fn add_assign(&mut self, more: Self) {
+        self.others += more.others;
+        self.steal += more.steal;
     }
 }
 
@@ -336,28 +322,22 @@ mod tests {
 
     #[test]
     fn other_processes_reject_a_trial_and_steal_does_except_on_a_disk() {
-        let judge = |foreign_percent, steal_percent, on_disk| {
+        let mut rejected = Rejected::default();
+        assert_eq!(rejected.to_string(), "0 trials rejected");
+        for (foreign_percent, steal_percent, on_disk, accepted) in [
+            (4.9, 4.9, false, true),
+            (4.9, 4.9, true, true),
+            (5.1, 9.0, false, false),
+            (5.1, 9.0, true, false),
+            (0.0, 5.1, false, false),
+            (0.0, 5.1, true, true),
+        ] {
             let noise = Noise {
                 foreign_percent,
                 steal_percent,
             };
-            noise.rejection(5.0, on_disk)
-        };
-        for on_disk in [false, true] {
-            assert_eq!(judge(4.9, 4.9, on_disk), None);
-            assert_eq!(judge(5.1, 9.0, on_disk), Some(Rejection::Others));
+            assert_eq!(rejected.accepts(noise, 5.0, on_disk), accepted, "{noise:?}");
         }
-        assert_eq!(judge(0.0, 5.1, false), Some(Rejection::Steal));
-        assert_eq!(judge(0.0, 5.1, true), None);
-    }
-
-    #[test]
-    fn rejections_are_counted_by_reason() {
-        let mut rejected = Rejected::default();
-        assert_eq!(rejected.to_string(), "0 trials rejected");
-        rejected.add(Rejection::Steal);
-        rejected.add(Rejection::Others);
-        rejected.add(Rejection::Others);
         let text = "3 trials rejected: 2 for other processes, 1 for steal";
         assert_eq!((rejected.total(), rejected.to_string()), (3, text.into()));
     }

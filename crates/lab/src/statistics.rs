@@ -96,7 +96,7 @@ fn interval(sorted: &[f64]) -> [f64; 2] {
     [medians[tail], medians[RESAMPLES - 1 - tail]]
 }
 
-/// The spread of `ours[i] / theirs[i]`, round by round. Rounds that lack either side are left out.
+/// The spread of `ours[i] / theirs[i]`, block by block. Blocks that lack either side are left out.
 #[must_use]
 pub fn ratio(ours: &[f64], theirs: &[f64]) -> Option<Spread> {
     let ratios: Vec<f64> = ours
@@ -107,14 +107,23 @@ pub fn ratio(ours: &[f64], theirs: &[f64]) -> Option<Spread> {
     spread(&ratios)
 }
 
-/// Of `wanted` rounds the least that a median may be taken of: half of them and no fewer than three; of fewer than three,
+/// The nearest whole number; zero of negative ones.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "`as` saturates and makes zero of what is no number, as intended"
+)]
+pub(crate) fn whole(number: f64) -> u64 {
+    number.round() as u64
+}
+
+/// Of `wanted` blocks the least that a median may be taken of: half of them and no fewer than three; of fewer than three,
 /// all.
 #[must_use]
 pub fn least_of(wanted: usize) -> usize {
     wanted.div_ceil(2).max(3).min(wanted)
 }
 
-/// Whether so many rounds of those wanted are enough to judge by.
+/// Whether so many blocks of those wanted are enough to judge by.
 #[must_use]
 pub fn enough(got: usize, wanted: usize) -> bool {
     got > 0 && got >= least_of(wanted)
@@ -125,12 +134,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_of_an_odd_count_is_the_middle_value() {
-        let got = spread(&[9.0, 1.0, 4.0]).expect("three values");
-        assert_eq!(
-            (got.low, got.median, got.high, got.count),
-            (1.0, 4.0, 9.0, 3)
-        );
+    fn a_spread_has_the_extremes_and_the_middle_of_what_are_numbers() {
+        for (values, expected) in [
+            (&[9.0, 1.0, 4.0][..], Some((1.0, 4.0, 9.0, 3))),
+            (&[4.0, 1.0, 2.0, 8.0], Some((1.0, 3.0, 8.0, 4))),
+            (&[f64::NAN, 2.0], Some((2.0, 2.0, 2.0, 1))),
+            (&[f64::NAN], None),
+            (&[], None),
+        ] {
+            let got = spread(values).map(|got| (got.low, got.median, got.high, got.count));
+            assert_eq!(got, expected, "{values:?}");
+        }
     }
 
     #[test]
@@ -146,15 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn the_median_of_an_even_count_is_between_the_middle_two() {
-        assert_eq!(
-            spread(&[4.0, 1.0, 2.0, 8.0]).expect("four values").median,
-            3.0
-        );
-    }
-
-    #[test]
-    fn half_of_the_rounds_and_no_fewer_than_three_are_enough_and_all_where_fewer_are_wanted() {
+    fn half_of_the_blocks_and_no_fewer_than_three_are_enough_and_all_where_fewer_are_wanted() {
         for (wanted, least) in [(1, 1), (2, 2), (3, 3), (5, 3), (7, 4), (21, 11)] {
             assert!(enough(least, wanted), "{least} of {wanted}");
             assert!(!enough(least - 1, wanted), "{} of {wanted}", least - 1);
@@ -163,20 +169,10 @@ mod tests {
     }
 
     #[test]
-    fn no_values_have_no_spread() {
-        assert_eq!(spread(&[]), None);
-        assert_eq!(spread(&[f64::NAN]), None);
-    }
-
-    #[test]
-    fn a_ratio_is_taken_round_by_round() {
-        // The machine runs at half speed in the second round: the ratio does not see it.
-        let got = ratio(&[200.0, 100.0, 200.0], &[100.0, 50.0, 100.0]).expect("three rounds");
+    fn a_ratio_is_taken_block_by_block_and_one_to_nothing_is_left_out() {
+        // The machine runs at half speed in the second block: the ratio does not see it.
+        let got = ratio(&[200.0, 100.0, 200.0], &[100.0, 50.0, 100.0]).expect("three blocks");
         assert_eq!((got.low, got.median, got.high), (2.0, 2.0, 2.0));
-    }
-
-    #[test]
-    fn a_ratio_to_nothing_is_left_out() {
         assert_eq!(ratio(&[1.0], &[0.0]), None);
     }
 }

@@ -69,10 +69,6 @@ impl Sum {
 
     /// All of them together took so long.
     #[must_use]
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "figures for a report: counts and nanoseconds stay far below 2^52"
-    )]
     pub fn over(self, lasts: Span) -> Figures {
         let Sum {
             mut figures,
@@ -115,10 +111,6 @@ impl Figures {
 }
 
 /// Of sorted nanoseconds those that so many percent do not exceed, in microseconds; zero of none.
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "latencies stay far below 2^52 ns"
-)]
 fn ranked(sorted: &[u64], percent: usize) -> f64 {
     let rank = (sorted.len() * percent).div_ceil(100);
     let ns = rank.checked_sub(1).and_then(|place| sorted.get(place));

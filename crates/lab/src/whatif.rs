@@ -240,10 +240,6 @@ fn off_the_point(case: &Case, changes: &Changes, as_is: &Did) -> Option<String> 
     ))
 }
 
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "latencies stay far below 2^52 ns"
-)]
 fn micros(span: Span) -> f64 {
     span.as_nanos() as f64 / 1e3
 }
@@ -275,10 +271,6 @@ impl Case {
     }
 
     /// The datastore's latency in that phase, in the mean, as its hosts tell it.
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "latencies in microseconds stay far below 2^52"
-    )]
     fn datastore_latency_us(&self, run: &Run) -> f64 {
         let phase = &self.scenario.phases[self.phase];
         let bin = |at: Time| usize::try_from(at.as_nanos() / BIN.as_nanos()).unwrap_or(0);
@@ -293,10 +285,6 @@ impl Case {
 }
 
 /// What a disk did between two moments.
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "counts of I/Os and microseconds stay far below 2^52"
-)]
 fn did(series: &DiskSeries, from: Time, to: Time) -> Did {
     let ios: u64 = series.between(from, to).iter().map(|bin| bin.ios).sum();
     let seconds = to.since(from).as_nanos() as f64 / 1e9;

@@ -73,7 +73,7 @@ pub(super) fn row(
     covers: Duration,
 ) -> Row {
     let number = |known: &Value, field: &str| known[field].as_u64();
-    let ios = float(tally.ios);
+    let ios = tally.ios as f64;
     Row {
         disk,
         host,
@@ -98,7 +98,7 @@ pub(super) fn row(
 impl Second {
     /// Of these rows; `control`: what a host tells of the datastore.
     pub(super) fn new(at: Duration, control: &Value, mut disks: Vec<Row>) -> Second {
-        let shares = |row: &Row| row.terms.map_or(0.0, |terms| float(terms.shares));
+        let shares = |row: &Row| row.terms.map_or(0.0, |terms| terms.shares as f64);
         let iops: f64 = disks.iter().map(|row| row.iops).sum();
         let whole: f64 = disks.iter().map(shares).sum();
         for row in &mut disks {
@@ -191,7 +191,7 @@ impl Story {
     fn got(&self, disk: &str) -> Got {
         let rows = self.past.iter().flat_map(|second| &second.disks);
         let rows: Vec<&Row> = rows.filter(|row| row.disk == disk).collect();
-        let count = float(rows.len() as u64).max(1.0);
+        let count = rows.len().max(1) as f64;
         Got {
             ratio: rows.iter().map(|row| row.got_ratio).sum::<f64>() / count,
             iops: rows.iter().map(|row| row.iops).sum::<f64>() / count,
@@ -244,14 +244,6 @@ pub fn percent(ratio: f64) -> String {
 
 fn part(of: f64, whole: f64) -> f64 {
     if whole > 0.0 { of / whole } else { 0.0 }
-}
-
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "shares, and I/Os of a second: far below 2^52"
-)]
-fn float(number: u64) -> f64 {
-    number as f64
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use tidegate_sim::scenario::{self as sim, Ceiling, Control, Group, Scenario, Set
 
 use crate::array::{ArrayServer, Stretch};
 use crate::host::{Host, HostOptions};
+use crate::statistics::whole;
 
 /// The datastore that hosts share, by its name on each of them.
 pub(crate) const SHARED: &str = "shared";
@@ -324,13 +325,4 @@ fn ceiling(flag: &str, unit: &str, limit: Option<Ceiling>) -> Vec<String> {
     let sustained = limit.map(|limit| format!("{}{unit}", limit.sustained));
     let words = sustained.map(|sustained| vec![flag.to_owned(), sustained]);
     words.unwrap_or_default()
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a figure for a report: rounded and kept in range first"
-)]
-fn whole(number: f64) -> u64 {
-    number.round().clamp(0.0, 1e18) as u64
 }

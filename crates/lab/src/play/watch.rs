@@ -65,7 +65,6 @@ fn nanos(at: Duration) -> i128 {
     i128::try_from(at.as_nanos()).unwrap_or(i128::MAX)
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a figure to be told")]
 fn in_seconds(of: i128) -> f64 {
     of as f64 / 1e9
 }
@@ -217,7 +216,6 @@ impl Limited {
         };
         steady.into_iter().find_map(|(rate, burst)| {
             let excess = excess(stays, rate)?;
-            #[expect(clippy::cast_precision_loss, reason = "a burst of more than 2^52 bounds nothing")]
             let may = (burst + largest) as f64;
             (rate > 0 && excess > may).then(|| Breach {
                 at,

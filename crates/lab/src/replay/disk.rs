@@ -189,10 +189,6 @@ impl Counted {
         }
     }
 
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "figures for a report: nanoseconds stay far below 2^52"
-    )]
     fn over(self, trace: &Trace, interrupted: bool, left_out: LeftOut, lost: u64) -> Replayed {
         Replayed {
             recorded: Figures::recorded(trace),

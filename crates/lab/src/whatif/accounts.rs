@@ -12,6 +12,7 @@ use tidegate_sim::scenario::{Control, Io, Threshold, Workload};
 pub use tidegate_sim::scenario::{Group, Settings};
 
 use super::Did;
+use crate::statistics::whole;
 
 /// Other hosts' disks are modelled with I/Os of this size.
 const REFERENCE: u64 = 4 << 10;
@@ -154,7 +155,7 @@ impl LoadAccount {
 
     /// What one of its I/Os costs, in reference I/Os.
     pub(super) fn cost(&self, model: &CostModel, sequential: f64) -> f64 {
-        let of = |op: Op, sequential: bool| precise(model.cost(op, self.size(), sequential).0);
+        let of = |op: Op, sequential: bool| model.cost(op, self.size(), sequential).0 as f64;
         let mix = |sequential: bool| {
             self.reads * of(Op::Read, sequential) + (1.0 - self.reads) * of(Op::Write, sequential)
         };
@@ -172,21 +173,4 @@ fn places(number: f64) -> u32 {
 
 pub(super) fn nanos(ns: f64) -> Span {
     Span::from_nanos(whole(ns))
-}
-
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "costs and counts stay far below 2^52"
-)]
-pub(super) fn precise(number: u64) -> f64 {
-    number as f64
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "rounded and kept in range first"
-)]
-pub(super) fn whole(number: f64) -> u64 {
-    number.round().clamp(0.0, 1e18) as u64
 }

@@ -25,8 +25,9 @@ use tidegate_model::ArraySpec;
 use tidegate_model::spec::{Cost, MemberSpec, SsdSpec, Variation};
 use tidegate_sim::scenario::{Control, Datastore, Disk, Host, Kind, Phase, Scenario};
 
-use super::accounts::{Accounts, DiskAccount, LoadAccount, nanos, precise, whole};
+use super::accounts::{Accounts, DiskAccount, LoadAccount, nanos};
 use super::{Case, Known, mode_note};
+use crate::statistics::whole;
 
 /// The note that guests are guessed.
 pub(super) const GUESSED: &str = "guests are taken to keep as much outstanding as they did";
@@ -189,12 +190,12 @@ impl Accounts {
             (servers, self.latency_us * 1e3)
         };
         let servers = whole(servers).min(4_096);
-        let rate = precise(servers) / reference_ns * 1e9;
+        let rate = servers as f64 / reference_ns * 1e9;
         let time = |base: u64, per_mib: u64| Cost {
-            base: whole(precise(base) / 256.0 * reference_ns).max(1),
+            base: whole(base as f64 / 256.0 * reference_ns).max(1),
             bytes_per_second: match per_mib {
                 0 => 1 << 50,
-                _ => whole(precise(1 << 20) * 1e9 / (precise(per_mib) / 256.0 * reference_ns))
+                _ => whole(f64::from(1 << 20) * 1e9 / (per_mib as f64 / 256.0 * reference_ns))
                     .clamp(1_000, 1 << 50),
             },
         };

@@ -99,7 +99,6 @@ fn place(scenario: &Scenario, phase: Option<&str>) -> Result<usize> {
 }
 
 /// Over repeats.
-#[expect(clippy::cast_precision_loss, reason = "a few repeats")]
 fn mean(runs: &[Did]) -> Did {
     let count = runs.len().max(1) as f64;
     Did {

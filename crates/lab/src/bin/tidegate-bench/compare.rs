@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tidegate_lab::interleaved::{self, BRIEF, Slice, Started, rotation, until_accepted};
-use tidegate_lab::machine;
+use tidegate_lab::machine::{self, Rejected};
 use tidegate_lab::measure::{self, Ask, Figures};
 use tidegate_testing::server::{Launch, Server};
 
@@ -218,8 +218,7 @@ impl Bench {
             };
             let rejected = &mut series[place].rejected;
             made[place] = until_accepted(trial, |figures| {
-                let why = figures.noise.rejection(most, how.on_disk);
-                why.map(|why| rejected.add(why)).is_none()
+                rejected.accepts(figures.noise, most, how.on_disk)
             })?;
         }
         Ok(made)
@@ -285,17 +284,14 @@ impl Bench {
 
 /// Adds a block to its series, unless one of its trials was disturbed.
 fn store_if_quiet(series: &mut [Series], block: Vec<Figures>, most: f64, on_disk: bool) {
-    let mut rejections = block
+    let mut rejected = Rejected::default();
+    let quiet = block
         .iter()
-        .map(|figures| figures.noise.rejection(most, on_disk));
-    match rejections.find_map(|why| why) {
-        Some(why) => series
-            .iter_mut()
-            .for_each(|series| series.rejected.add(why)),
-        None => {
-            for (series, figures) in series.iter_mut().zip(block) {
-                series.trials.push(figures);
-            }
+        .all(|figures| rejected.accepts(figures.noise, most, on_disk));
+    for (series, figures) in series.iter_mut().zip(block) {
+        series.rejected += rejected;
+        if quiet {
+            series.trials.push(figures);
         }
     }
 }

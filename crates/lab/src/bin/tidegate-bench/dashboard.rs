@@ -15,20 +15,21 @@ use std::cell::Cell;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::path::PathBuf;
-use std::thread::JoinHandle;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tidegate_lab::host::Host;
 use tidegate_lab::interleaved::{BRIEF, Slice};
-use tidegate_lab::machine;
-use tidegate_lab::measure::{self, Figures, Slices};
-use tidegate_lab::statistics;
+use tidegate_lab::machine::Noise;
+use tidegate_lab::measure::{self, Figures, Meter, Slices};
+use tidegate_lab::{attend, statistics};
 use tidegate_testing::dips::Curve;
-use tidegate_testing::server::own_cpu_time;
+use tidegate_testing::load::Source;
+use tidegate_testing::server::Server;
 use tidegate_testing::tally::Until;
-use tidegate_testing::vhost::Wait;
+use tidegate_testing::vhost::{GuestDriver, Wait};
 
 use crate::bench::Bench;
 use crate::compare::empty_series;
@@ -66,7 +67,7 @@ const SETTLED: Duration = Duration::from_millis(10);
 /// A point of the curve each.
 const STEP: Duration = Duration::from_millis(2);
 /// So many slices each in a block.
-const SLICES: usize = 5;
+const SLICES: u32 = 5;
 /// A difference of one percent needs more blocks than factors do.
 const BLOCKS: usize = 2;
 /// How often it is asked whether guests have gone: it can only be asked.
@@ -100,89 +101,62 @@ pub(crate) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
 }
 
 fn compare(bench: &Bench, report: &mut Report, case: &str, used: usize, depth: u16) -> Result<()> {
-    let watched_host = Watched::new(bench)?;
-    let mut besides = Vec::new();
+    let daemon = Watched::new(bench)?;
+    let mut others = [Vec::new(), Vec::new()];
     let names = [ALONE, WATCHED].into_iter();
     let series = empty_series(SCENARIO, case, names, BLOCKS * bench.blocks);
     bench.blocks(report, series, false, &mut |_, _| {
         bench.check_interrupted()?;
-        let (figures, beside) = watched_host
-            .block(bench, used, depth)
-            .with_context(|| format!("{SCENARIO}, {case}"))?;
-        besides.push(beside);
-        Ok(figures)
+        let block = daemon.block(bench, used, depth);
+        let besides = block.with_context(|| format!("{SCENARIO}, {case}"))?;
+        let made = besides
+            .into_iter()
+            .zip(&mut others)
+            .map(|(beside, others)| {
+                others.push(beside.cpu.as_secs_f64() * 1e3 / f64::from(SLICES));
+                beside.figures
+            });
+        Ok(made.collect())
     })?;
-    let each = |figure: fn(&[Beside; 2]) -> f64| {
-        let values: Vec<f64> = besides.iter().map(figure).collect();
-        statistics::spread(&values).map_or(0.0, |spread| spread.median)
-    };
-    let lost = |name: &str| {
-        let lost = report
-            .find(SCENARIO, case, name)
-            .map(|series| series.each(|figures| figures.lost * 100.0));
-        lost.and_then(|lost| statistics::spread(&lost))
-    };
-    if let (Some(alone), Some(watched)) = (lost(ALONE), lost(WATCHED)) {
-        report.notes.push(format!(
-            "{SCENARIO}, {case}: where something is done for those who watch {:.2} % is lost of what is answered in all \
-             ({:.2} to {:.2} %); at the same moments while nobody watches {:.2} % ({:.2} to {:.2} %)",
-            watched.median, watched.low, watched.high, alone.median, alone.low, alone.high,
-        ));
-    }
+    let [alone, watched] =
+        others.map(|each| statistics::spread(&each).map_or(0.0, |all| all.median));
     report.notes.push(format!(
-        "{SCENARIO}, {case}: the daemon's threads but its I/O thread take {:.2} ms of CPU a second \
-         while nobody watches, {:.2} ms watched; the stream brings {:.1} kB a second",
-        each(|[alone, _]| alone.cpu_ms()),
-        each(|[_, watched]| watched.cpu_ms()),
-        each(|[_, watched]| watched.kilobytes()),
+        "{SCENARIO}, {case}: the daemon's threads but its I/O thread take {alone:.2} ms of CPU a second \
+         while nobody watches, {watched:.2} ms watched"
     ));
-    watched_host.host.stop()
+    daemon.host.stop()
 }
 
-/// What went on beside the data path in somebody's slices of a block.
-#[derive(Clone, Copy, Debug, Default)]
+/// The slices of a block with or without somebody who watches.
+#[derive(Default)]
 struct Beside {
-    lasted: Duration,
+    slices: Slices,
     /// CPU time of the daemon's threads that are not its I/O thread.
     cpu: Duration,
-    /// What came by the stream.
-    bytes: u64,
     /// What guests were answered, and how much less that was than it would have been.
     answered: f64,
     lost: f64,
+    figures: Figures,
 }
 
 impl Beside {
-    /// The part that was lost.
-    fn lost_part(&self) -> f64 {
-        self.lost / (self.answered + self.lost).max(1.0)
-    }
-
-    /// Takes in a slice's curve, in which something may have been done so long after its beginning.
+    /// Adds the dips of a slice's curve, in which something may have been done so long after its beginning.
     fn dips(&mut self, curve: &Curve, spans: &[(Duration, Duration)]) {
         let Some((open, _)) = curve.ends() else {
             return;
         };
-        let spans: Vec<_> = spans
-            .iter()
-            .map(|(from, to)| (open + *from, open + *to))
-            .collect();
+        let spans = spans.iter().map(|(from, to)| (open + *from, open + *to));
         self.answered += curve.answered();
-        self.lost += curve.lost(&spans);
+        self.lost += curve.lost(&spans.collect::<Vec<_>>());
     }
 
-    /// Milliseconds of CPU a second.
-    fn cpu_ms(&self) -> f64 {
-        self.cpu.as_secs_f64() * 1e3 / self.seconds()
-    }
-
-    /// Kilobytes a second.
-    fn kilobytes(&self) -> f64 {
-        float(self.bytes) / 1e3 / self.seconds()
-    }
-
-    fn seconds(&self) -> f64 {
-        self.lasted.as_secs_f64().max(1e-9)
+    /// Its figures, and the part of its requests that was lost.
+    fn end(mut self, server: &Server, noise: Noise) -> Result<Self> {
+        self.figures = Figures {
+            lost: self.lost / (self.answered + self.lost).max(1.0),
+            ..self.slices.figures(Some(server), noise)?
+        };
+        Ok(self)
     }
 }
 
@@ -239,7 +213,7 @@ impl Watched {
     }
 
     /// Guests of so many disks in slices: while nobody watches, and while somebody does.
-    fn block(&self, bench: &Bench, used: usize, depth: u16) -> Result<(Vec<Figures>, [Beside; 2])> {
+    fn block(&self, bench: &Bench, used: usize, depth: u16) -> Result<Vec<Beside>> {
         self.wait_until_it_is_left_alone()?;
         let ask = measure::Ask {
             wait: Wait::Poll,
@@ -247,53 +221,42 @@ impl Watched {
         };
         let (mut driver, mut sources) = measure::driver(&self.sockets[..used], &ask)?;
         driver.record_curve(STEP);
+        let unmeasured = |driver: &mut GuestDriver, sources: &mut [Source], span| {
+            let until = Until::Time(Duration::ZERO, span);
+            driver.run(sources, until, &mut |_| ()).map(drop)
+        };
+        unmeasured(&mut driver, &mut sources, bench.setup.warm)?;
+        let mut besides = [Beside::default(), Beside::default()];
         let mut unwatched = Curve::default();
-        let warm = Until::Time(Duration::ZERO, bench.setup.warm);
-        let _unmeasured = driver.run(&mut sources, warm, &mut |_| ())?;
-        let mut slices = [Slices::default(), Slices::default()];
-        let mut besides = [Beside::default(); 2];
-        let used_by_all =
-            || Ok::<_, anyhow::Error>(self.host.server().cpu_time()? + own_cpu_time()?);
-        let (from, used_before) = (machine::look()?, used_by_all()?);
-        for slice in 0..SLICES * slices.len() {
-            let whose = slice % slices.len();
-            let beside = &mut besides[whose];
+        let server = self.host.server();
+        let (meter, had) = (Meter::start()?, server.cpu_time()?);
+        for slice in 0..2 * SLICES {
+            let whose = usize::from(slice % 2 == 1);
             let mut watcher = Some(self.watcher(whose)?);
             if whose == 0 {
                 watcher.take().map(Watcher::end).transpose()?;
             }
             std::thread::sleep(SINCE);
-            let warm = Until::Time(Duration::ZERO, WARM);
-            let _unmeasured = driver.run(&mut sources, warm, &mut |_| ())?;
-            let (begun, before) = (Instant::now(), others_time(self.host.server().pid())?);
+            unmeasured(&mut driver, &mut sources, WARM)?;
+            let before = others_time(server.pid())?;
             let until = Until::Time(SLICE.before, SLICE.span);
-            let run = measure::window(self.host.server(), |probe| {
-                driver.run(&mut sources, until, probe)
-            });
-            let (tallies, spent) = run?;
-            slices[whose].add(&tallies, spent);
-            beside.cpu += others_time(self.host.server().pid())?.saturating_sub(before);
-            beside.lasted += begun.elapsed();
+            let run = |probe: &mut dyn FnMut(_)| driver.run(&mut sources, until, probe);
+            let (tallies, spent) = measure::window(server, run)?;
+            besides[whose].slices.add(&tallies, spent);
+            besides[whose].cpu += others_time(server.pid())?.saturating_sub(before);
             let Some(heard) = watcher.map(Watcher::end).transpose()? else {
                 unwatched = driver.curve().clone();
                 continue;
             };
-            let Some(spans) = heard.spans(driver.curve()) else {
-                bail!("nothing came by the dashboard's stream");
-            };
-            beside.bytes += heard.bytes;
+            let spans = heard.spans(driver.curve());
+            let spans = spans.context("nothing came by the dashboard's stream")?;
             for (beside, curve) in besides.iter_mut().zip([&unwatched, driver.curve()]) {
                 beside.dips(curve, &spans);
             }
         }
-        let own = used_by_all()?.saturating_sub(used_before);
-        let noise = machine::between(&from, &machine::look()?, own);
-        let figures = slices.iter().zip(&besides).map(|(slices, beside)| {
-            let lost = beside.lost_part();
-            let figures = slices.figures(Some(self.host.server()), noise)?;
-            Ok(Figures { lost, ..figures })
-        });
-        Ok((figures.collect::<Result<_>>()?, besides))
+        let (noise, _) = meter.end(server.cpu_time()?.saturating_sub(had))?;
+        let ended = besides.into_iter().map(|beside| beside.end(server, noise));
+        ended.collect()
     }
 }
 
@@ -329,7 +292,6 @@ fn others_time(pid: u32) -> Result<Duration> {
 struct Heard {
     /// When a look at the whole host came.
     beats: Vec<Instant>,
-    bytes: u64,
     /// From when until when something was asked and answered.
     asked: Vec<(Instant, Instant)>,
 }
@@ -352,8 +314,8 @@ impl Heard {
 /// An open dashboard and a scrape, until ended.
 struct Watcher {
     stream: TcpStream,
-    reads: JoinHandle<Heard>,
-    asks: JoinHandle<Result<Vec<(Instant, Instant)>>>,
+    reads: Receiver<Heard>,
+    asks: Receiver<Result<Vec<(Instant, Instant)>>>,
 }
 
 impl Watcher {
@@ -363,12 +325,11 @@ impl Watcher {
         let stream = ask(address, request)?;
         let mut lines = BufReader::new(stream.try_clone().context("cannot share a stream")?);
         wait_for_beat(&mut lines)?;
-        let reads = spawn("dashboard", move || {
+        let reads = attend::start("dashboard", move || {
             let mut heard = Heard::default();
             let mut line = Vec::new();
             // It ends when the stream is shut down, from either side.
-            while let Ok(count @ 1..) = lines.read_until(b'\n', &mut line) {
-                heard.bytes += count as u64;
+            while let Ok(1..) = lines.read_until(b'\n', &mut line) {
                 if line.starts_with(b"event: beat") {
                     heard.beats.push(Instant::now());
                 }
@@ -377,7 +338,7 @@ impl Watcher {
             heard
         })?;
         let to = address.to_owned();
-        let asks = spawn("prometheus", move || {
+        let asks = attend::start("prometheus", move || {
             if !paths.is_empty() {
                 std::thread::sleep(SINCE + ASKS);
             }
@@ -399,9 +360,8 @@ impl Watcher {
     fn end(self) -> Result<Heard> {
         // It may have been hung up on.
         let _gone = self.stream.shutdown(Shutdown::Both);
-        let panicked = |_| anyhow::anyhow!("who watches has panicked");
-        let asked = self.asks.join().map_err(panicked)??;
-        let heard = self.reads.join().map_err(panicked)?;
+        let asked = self.asks.recv().context("a thread panicked")??;
+        let heard = self.reads.recv().context("a thread panicked")?;
         Ok(Heard { asked, ..heard })
     }
 }
@@ -416,14 +376,6 @@ fn wait_for_beat(lines: &mut impl BufRead) -> Result<()> {
         }
     }
     Ok(())
-}
-
-fn spawn<T: Send + 'static>(
-    name: &str,
-    body: impl FnOnce() -> T + Send + 'static,
-) -> Result<JoinHandle<T>> {
-    let thread = std::thread::Builder::new().name(name.into());
-    thread.spawn(body).context("cannot start a thread")
 }
 
 /// Asks for something, and reads all of the answer: what comes after its head.
@@ -446,11 +398,6 @@ fn ask(address: &str, request: &str) -> Result<TcpStream> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.write_all(format!("{request}\r\nHost: {address}\r\n\r\n").as_bytes())?;
     Ok(stream)
-}
-
-#[expect(clippy::cast_precision_loss, reason = "bytes of some seconds")]
-fn float(number: u64) -> f64 {
-    number as f64
 }
 
 #[cfg(test)]
@@ -486,21 +433,27 @@ mod tests {
     }
 
     #[test]
-    fn who_watches_reads_the_stream_and_asks_for_the_metrics() {
+    fn an_observer_reads_the_stream_and_what_it_asks_for_must_be_answered() {
         let address = played(|request| match request.split(' ').nth(1) {
             Some("/dashboard/stream") => {
                 "HTTP/1.1 200 OK\r\n\r\nevent: beat\ndata: {}\n\nevent: beat\n\nevent: beat\n\n"
             }
-            Some("/metrics" | "/v1/status") => "HTTP/1.1 200 OK\r\n\r\nup 1\n",
-            _ => "HTTP/1.1 404 Not Found\r\n\r\n",
+            Some("/metrics") => "HTTP/1.1 200 OK\r\n\r\nup 1\n",
+            _ => "HTTP/1.1 403 Forbidden\r\n\r\n",
         });
-        let watcher = Watcher::start(&address, vec!["/metrics"]).expect("it is shown something");
-        let heard = watcher.end().expect("all was answered");
+        let ends = |paths| {
+            let watcher = Watcher::start(&address, paths).expect("it is shown something");
+            watcher.end()
+        };
+        let heard = ends(vec!["/metrics"]).expect("all was answered");
         assert_eq!((heard.beats.is_empty(), heard.asked.len()), (false, 1));
+        let error = ends(vec!["/v1/status"]).expect_err("it is refused");
+        assert!(error.to_string().contains("/v1/status"), "{error:#}");
+        ends(Vec::new()).expect("nothing was asked");
     }
 
     #[test]
-    fn a_dent_is_looked_for_from_before_a_look_came_and_while_something_was_asked() {
+    fn a_dip_is_looked_for_from_before_a_look_came_and_while_something_was_asked() {
         let open = Instant::now();
         let at = |ms| open + Duration::from_millis(ms);
         let mut slice = Curve::default();
@@ -515,20 +468,5 @@ mod tests {
         assert_eq!(heard.spans(&slice), Some(vec![ms(400, 510), ms(200, 240)]));
         heard.beats = vec![at(1200)];
         assert_eq!(heard.spans(&slice), None);
-    }
-
-    #[test]
-    fn metrics_that_are_not_told_spoil_the_trial() {
-        let address = played(|request| match request.split(' ').nth(1) {
-            Some("/dashboard/stream") => {
-                "HTTP/1.1 200 OK\r\n\r\nevent: beat\n\nevent: beat\n\nevent: beat\n\n"
-            }
-            _ => "HTTP/1.1 403 Forbidden\r\n\r\n",
-        });
-        let watcher = Watcher::start(&address, vec!["/metrics"]).expect("it is shown something");
-        let error = watcher.end().expect_err("it is told nothing");
-        assert!(error.to_string().contains("/metrics"), "{error:#}");
-        let watcher = Watcher::start(&address, Vec::new()).expect("it is shown something");
-        watcher.end().expect("nothing was asked");
     }
 }

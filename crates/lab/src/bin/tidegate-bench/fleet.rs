@@ -116,10 +116,6 @@ pub(crate) fn disks(bench: &Bench, report: &mut Report) -> Result<()> {
 }
 
 /// What each of 64 disks adds to the daemon's resident memory while nobody uses it.
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "memory sizes stay far below 2^52"
-)]
 fn idle_memory(bench: &Bench) -> Result<f64> {
     let resident = |count: usize| {
         let (host, _) = start(bench, count, "")?;

@@ -5,7 +5,7 @@ use tidegate_lab::callgrind::per_request;
 use tidegate_lab::statistics;
 use tidegate_testing::peers::{self, Store};
 
-use crate::bench::{Bench, missing};
+use crate::bench::{Bench, TIDEGATE, missing};
 use crate::report::{Check, Report, Rule};
 use crate::scenarios::STACKS;
 
@@ -30,38 +30,37 @@ pub(crate) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
 fn stacks(bench: &Bench, report: &mut Report) -> Result<()> {
     let mut plain = Vec::new();
     let mut with = vec![Vec::new(); STACKS.len()];
-    if bench.has_tidegate() && !missing(bench, report, &["valgrind"]) {
+    if !missing(bench, report, &[TIDEGATE, "valgrind"]) {
         for _ in 0..BLOCKS {
             plain.push(ours(bench, &[])?);
             for (counts, (_, filters, _)) in with.iter_mut().zip(STACKS) {
                 counts.push(ours(bench, filters)?);
             }
         }
-        let each = std::iter::once(("no filter", &plain))
-            .chain(STACKS.iter().map(|(name, ..)| *name).zip(&with));
-        for (name, counts) in each {
-            if let Some(count) = statistics::spread(counts) {
-                let note = format!("instructions per request, {name}: {:.0}", count.median);
-                report.notes.push(note);
-            }
+    }
+    let names = ["no filter"]
+        .into_iter()
+        .chain(STACKS.map(|(name, ..)| name));
+    for (name, counts) in names.zip([&plain].into_iter().chain(&with)) {
+        if let Some(count) = statistics::spread(counts) {
+            let note = format!("instructions per request, {name}: {:.0}", count.median);
+            report.notes.push(note);
         }
     }
     for (((name, _, bound), most), counts) in STACKS.into_iter().zip(MOST_ADDED).zip(&with) {
-        let ratio = statistics::ratio(counts, &plain);
-        let more: Vec<f64> = counts
+        let more = counts
             .iter()
             .zip(&plain)
-            .map(|(with, without)| with - without)
-            .collect();
-        let added = statistics::ratio(&more, &vec![1.0; more.len()]);
-        let claim = format!("instructions per request, {name} by no filter's");
-        report
-            .checks
-            .push(Check::new(claim, Rule::AtMost(bound), ratio, BLOCKS));
-        let claim = format!("instructions per request that {name} adds");
-        report
-            .checks
-            .push(Check::new(claim, Rule::AtMost(most), added, BLOCKS));
+            .map(|(with, without)| with - without);
+        let added = statistics::spread(&more.collect::<Vec<_>>());
+        let ratio = statistics::ratio(counts, &plain);
+        let by_none = format!("instructions per request, {name} by no filter's");
+        let adds = format!("instructions per request that {name} adds");
+        for (claim, most, spread) in [(by_none, bound, ratio), (adds, most, added)] {
+            report
+                .checks
+                .push(Check::new(claim, Rule::AtMost(most), spread, BLOCKS));
+        }
     }
     Ok(())
 }
@@ -69,27 +68,23 @@ fn stacks(bench: &Bench, report: &mut Report) -> Result<()> {
 /// Counts the engine alone with and without control, which is not engaged.
 fn control(bench: &Bench, report: &mut Report) -> Result<()> {
     let mut ratio = None;
-    if let Some(program) = &bench.options.bare
-        && !missing(bench, report, &["valgrind"])
-    {
-        let mut counts = [0.0; 2];
-        for (controlled, count) in [false, true].into_iter().zip(&mut counts) {
+    if !missing(bench, report, &["valgrind"]) {
+        let count = |controlled| {
             let sockets = [bench.path("counted.sock")];
-            let launch = peers::engine(program, &sockets, controlled, bench.setup.server_cpu);
-            *count = per_request(&bench.setup.scratch, &launch)?;
-        }
-        let [without, with] = counts;
+            let cpu = bench.setup.server_cpu;
+            let launch = peers::engine(&bench.itself(), &sockets, controlled, cpu);
+            per_request(&bench.setup.scratch, &launch)
+        };
+        let (without, with) = (count(false)?, count(true)?);
         report.notes.push(format!(
             "instructions per request, the engine alone: {without:.0}; under control that is not engaged: {with:.0}"
         ));
         ratio = statistics::ratio(&[with], &[without]);
     }
-    report.checks.push(Check::new(
-        "instructions per request, control not engaged by no control's",
-        Rule::AtMost(CONTROL_MOST),
-        ratio,
-        1,
-    ));
+    let claim = "instructions per request, control not engaged by no control's";
+    report
+        .checks
+        .push(Check::new(claim, Rule::AtMost(CONTROL_MOST), ratio, 1));
     Ok(())
 }
 

@@ -253,21 +253,16 @@ impl Report {
     /// Trials that were rejected.
     #[must_use]
     pub(crate) fn rejected(&self) -> Rejected {
-        let each = self.series.iter().map(|series| series.rejected);
-        each.fold(Rejected::default(), |sum, one| Rejected {
-            others: sum.others + one.others,
-            steal: sum.steal + one.steal,
-        })
+        let mut all = Rejected::default();
+        self.series.iter().for_each(|series| all += series.rejected);
+        all
     }
 
     /// The figures as an aligned table: medians, with the extremes of IOPS.
     #[must_use]
     pub(crate) fn table(&self) -> String {
-        let head = [
-            "scenario", "case", "variant", "IOPS", "min..max", "p50 us", "p99 us", "p99.9 us",
-            "%/k", "client %", "apart ns", "trials", "rejected",
-        ];
-        let mut rows = vec![head.map(String::from).to_vec()];
+        let mut rows = vec![COLUMNS.map(|(head, _)| head.to_owned()).to_vec()];
+        let row = |series| COLUMNS.map(|(_, cell)| cell(series)).to_vec();
         rows.extend(self.series.iter().map(row));
         align(&rows, 3)
     }
@@ -303,30 +298,44 @@ impl Report {
     }
 }
 
-fn row(series: &Series) -> Vec<String> {
-    let median = |figure: fn(&Figures) -> f64| series.spread(figure).map(|spread| spread.median);
-    let show = |value: Option<f64>, digits: usize| {
-        value.map_or_else(|| "-".into(), |value| format!("{value:.digits$}"))
-    };
-    let iops = series.spread(|figures| figures.iops);
-    vec![
-        series.scenario.clone(),
-        series.case.clone(),
-        series.variant.clone(),
-        iops.map_or_else(|| "-".into(), |spread| kilo(spread.median)),
-        iops.map_or_else(
-            || "-".into(),
-            |spread| format!("{}..{}", kilo(spread.low), kilo(spread.high)),
-        ),
-        show(median(|figures| figures.p50_us), 1),
-        show(median(|figures| figures.p99_us), 1),
-        show(median(|figures| figures.p999_us), 1),
-        show(median(|figures| figures.cpu_percent_per_kiops), 3),
-        show(median(|figures| figures.client_percent), 0),
-        show(median(|figures| figures.apart_ns), 0),
-        series.trials.len().to_string(),
-        series.rejected.total().to_string(),
-    ]
+/// A column of the table: its head, and its cell of a series.
+type Column = (&'static str, fn(&Series) -> String);
+
+const COLUMNS: [Column; 13] = [
+    ("scenario", |series| series.scenario.clone()),
+    ("case", |series| series.case.clone()),
+    ("variant", |series| series.variant.clone()),
+    ("IOPS", |series| {
+        of(series, IOPS.of, |iops| kilo(iops.median))
+    }),
+    ("min..max", |series| {
+        let range = |iops: Spread| format!("{}..{}", kilo(iops.low), kilo(iops.high));
+        of(series, IOPS.of, range)
+    }),
+    ("p50 us", |series| median(series, |trial| trial.p50_us, 1)),
+    ("p99 us", |series| median(series, |trial| trial.p99_us, 1)),
+    ("p99.9 us", |series| {
+        median(series, |trial| trial.p999_us, 1)
+    }),
+    ("%/k", |series| median(series, CPU.of, 3)),
+    ("client %", |series| {
+        median(series, |trial| trial.client_percent, 0)
+    }),
+    ("apart ns", |series| {
+        median(series, |trial| trial.apart_ns, 0)
+    }),
+    ("trials", |series| series.trials.len().to_string()),
+    ("rejected", |series| series.rejected.total().to_string()),
+];
+
+fn of(series: &Series, figure: fn(&Figures) -> f64, show: impl Fn(Spread) -> String) -> String {
+    series.spread(figure).map_or_else(|| "-".into(), show)
+}
+
+fn median(series: &Series, figure: fn(&Figures) -> f64, digits: usize) -> String {
+    of(series, figure, |spread| {
+        format!("{:.digits$}", spread.median)
+    })
 }
 
 fn kilo(value: f64) -> String {
@@ -343,33 +352,19 @@ fn range(from: f64, to: f64) -> String {
 
 /// Pads columns to equal width: the first `left` to the left, figures to the right.
 fn align(rows: &[Vec<String>], left: usize) -> String {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..columns)
-        .map(|column| {
-            rows.iter()
-                .filter_map(|row| row.get(column))
-                .map(String::len)
-                .max()
-                .unwrap_or(0)
-        })
-        .collect();
-    let mut text = String::new();
-    for row in rows {
+    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+    let line = |row: &Vec<String>| {
         let cells = row
             .iter()
-            .zip(&widths)
             .enumerate()
-            .map(|(column, (cell, width))| {
-                if column < left {
-                    format!("{cell:<width$}")
-                } else {
-                    format!("{cell:>width$}")
-                }
+            .map(|(column, cell)| match column < left {
+                true => format!("{cell:<0$}", width(column)),
+                false => format!("{cell:>0$}", width(column)),
             });
-        text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
-        text.push('\n');
-    }
-    text
+        let line = cells.collect::<Vec<_>>().join("  ");
+        format!("{}\n", line.trim_end())
+    };
+    rows.iter().map(line).collect()
 }
 
 #[cfg(test)]
