@@ -168,20 +168,10 @@ impl Host {
     /// It does not answer, or not with a document.
     pub fn get(&self, path: &str) -> Result<Value> {
         let asked = || -> Result<Value> {
-            let mut stream = UnixStream::connect(self.root.join("run/tidegate.sock"))?;
+            let stream = UnixStream::connect(self.root.join("run/tidegate.sock"))?;
             stream.set_read_timeout(Some(PATIENCE))?;
-            let head =
-                format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
-            stream.write_all(head.as_bytes())?;
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer)?;
-            let parts = answer.split_once("\r\n\r\n");
-            let (head, body) = parts.context("the answer's head has no end")?;
-            let status = head.lines().next().unwrap_or_default();
-            if !status.contains(" 200 ") {
-                bail!("{status}: {body}");
-            }
-            serde_json::from_str(body).context("the answer is no JSON")
+            serde_json::from_str(&http_get(stream, "localhost", path)?)
+                .context("the answer is no JSON")
         };
         asked().with_context(|| format!("{} does not answer to GET {path}", self.name))
     }
@@ -226,6 +216,21 @@ impl Host {
     /// It does not stop.
     pub fn stop(self) -> Result<()> {
         self.server.stop()
+    }
+}
+
+/// The body of the answer to `GET path`.
+///
+/// # Errors
+/// There is no answer, or one with another status than 200.
+pub fn http_get(mut stream: impl Read + Write, host: &str, path: &str) -> Result<String> {
+    let head = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes())?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    match answer.split_once("\r\n\r\n") {
+        Some((head, body)) if head.starts_with("HTTP/1.1 200") => Ok(body.to_owned()),
+        _ => bail!("GET {path}: {answer}"),
     }
 }
 

@@ -46,19 +46,6 @@ pub struct Figures {
     pub lost: f64,
 }
 
-/// Where and for how long trials are made.
-#[derive(Clone, Debug)]
-pub struct Setup {
-    /// Sockets and logs.
-    pub scratch: PathBuf,
-    /// The servers' core.
-    pub server_cpu: usize,
-    /// Before the window.
-    pub warm: Duration,
-    /// The window.
-    pub span: Duration,
-}
-
 /// How busy the machine is from its start on.
 pub struct Meter {
     look: Look,
@@ -239,20 +226,6 @@ pub fn asked(server: &Server, sockets: &[PathBuf], ask: &Ask, until: Until) -> R
     slices.figures(Some(server), meter.end(took)?.0)
 }
 
-/// One guest per socket, all driven from this thread. `probe` is called at the edges of the window.
-///
-/// # Errors
-/// A server is not there, breaks the protocol, or is silent.
-pub fn drive(
-    sockets: &[PathBuf],
-    ask: &Ask,
-    until: Until,
-    probe: &mut dyn FnMut(Edge),
-) -> Result<Vec<Tally>> {
-    let (mut driver, mut sources) = driver(sockets, ask)?;
-    driver.run(&mut sources, until, probe)
-}
-
 /// One guest per socket, and what each of their queues asks for.
 ///
 /// # Errors
@@ -280,29 +253,6 @@ pub fn driver(sockets: &[PathBuf], ask: &Ask) -> Result<(GuestDriver, Vec<Source
         })
         .collect();
     Ok((GuestDriver::new(vms, ask.wait), sources))
-}
-
-/// Runs fio on the file itself: 4 KiB random reads on the servers' core.
-///
-/// # Errors
-/// fio fails.
-pub fn fio(setup: &Setup, file: &Path, depth: u16) -> Result<Figures> {
-    let meter = Meter::start()?;
-    let job = crate::fio::Job {
-        warm: setup.warm,
-        span: setup.span,
-        ..crate::fio::random_reads_of(file, depth)
-    };
-    let done = crate::fio::run(&job, setup.server_cpu)?;
-    Ok(Figures {
-        iops: done.iops,
-        p50_us: done.p50_us,
-        p99_us: done.p99_us,
-        p999_us: done.p999_us,
-        cpu_percent_per_kiops: done.cpu_percent / (done.iops / 1000.0),
-        noise: meter.end(Duration::ZERO)?.0,
-        ..Figures::default()
-    })
 }
 
 /// Makes a test file: wholly written, with bytes that no server can tell to be zeroes.

@@ -34,9 +34,6 @@ struct Bare {
 }
 
 /// Serves an empty disk of `size` bytes at `socket` until its one client hangs up.
-///
-/// # Errors
-/// The socket cannot be made, or the client breaks the protocol.
 pub(crate) fn serve(socket: &Path, size: u64, wait: Wait) -> Result<()> {
     let memory = GuestMemoryAtomic::new(GuestMemoryMmap::new());
     let bare = Bare {

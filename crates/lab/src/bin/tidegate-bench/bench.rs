@@ -8,7 +8,6 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use tidegate_lab::machine::{self, IdleCpus};
-use tidegate_lab::measure::Setup;
 use tidegate_testing::peers::{self, Store, Tidegate};
 use tidegate_testing::server;
 
@@ -91,9 +90,11 @@ pub(crate) struct Bench {
     /// The flags.
     pub(crate) options: Options,
     /// Sockets and logs live here while the bench runs.
-    _scratch: tempfile::TempDir,
-    /// Where and for how long trials are made.
-    pub(crate) setup: Setup,
+    pub(crate) scratch: tempfile::TempDir,
+    /// The warm-up before a window.
+    pub(crate) warm: Duration,
+    /// The window.
+    pub(crate) span: Duration,
     /// Quiet blocks per case.
     pub(crate) blocks: usize,
     /// Set when somebody interrupts.
@@ -102,9 +103,6 @@ pub(crate) struct Bench {
 
 impl Bench {
     /// Pins this thread and makes the scratch directory.
-    ///
-    /// # Errors
-    /// A core is missing or no directory can be made.
     pub(crate) fn new(mut options: Options) -> Result<Self> {
         if options.server_cpu == options.client_cpu {
             bail!(
@@ -120,15 +118,10 @@ impl Bench {
         if !(seconds > 0.0 && seconds < 3600.0) {
             bail!("--seconds {seconds}: a trial lasts between 0 and 3600 seconds");
         }
-        let scratch = tempfile::tempdir().context("cannot create a scratch directory")?;
         Ok(Self {
-            setup: Setup {
-                scratch: scratch.path().to_owned(),
-                server_cpu: options.server_cpu,
-                warm: Duration::from_millis(300),
-                span: Duration::from_secs_f64(seconds),
-            },
-            _scratch: scratch,
+            scratch: tempfile::tempdir().context("cannot create a scratch directory")?,
+            warm: Duration::from_millis(300),
+            span: Duration::from_secs_f64(seconds),
             blocks: options.trials.unwrap_or(blocks).max(1),
             options,
             stop: Arc::default(),
@@ -158,10 +151,16 @@ impl Bench {
         self.options.bare.clone().unwrap_or_default()
     }
 
+    /// The servers' core.
+    #[must_use]
+    pub(crate) fn server_cpu(&self) -> usize {
+        self.options.server_cpu
+    }
+
     /// A path in the scratch directory.
     #[must_use]
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.setup.scratch.join(name)
+        self.scratch.path().join(name)
     }
 
     /// A Tidegate on `store`.

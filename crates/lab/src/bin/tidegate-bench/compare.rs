@@ -8,9 +8,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use tidegate_lab::fio;
 use tidegate_lab::interleaved::{self, BRIEF, Slice, Started, rotation, until_accepted};
 use tidegate_lab::machine::{self, Rejected};
-use tidegate_lab::measure::{self, Ask, Figures};
+use tidegate_lab::measure::{Ask, Figures, Meter};
 use tidegate_testing::server::{Launch, Server};
 
 use crate::bench::{Bench, missing};
@@ -159,7 +160,7 @@ impl Variant {
                 let socket = sockets.first().context("an NBD server has a socket")?;
                 Started::nbd(&self.name, server, socket, export, &ask.load)
             }
-            Work::Fio(file) => Started::fio(&self.name, file, ask, bench.setup.server_cpu),
+            Work::Fio(file) => Started::fio(&self.name, file, ask, bench.server_cpu()),
         }
     }
 }
@@ -170,9 +171,6 @@ type Make<'a> = dyn FnMut(usize, &mut [Series]) -> Result<Vec<Figures>> + 'a;
 impl Bench {
     /// Compares those of the variants that are there until there are enough quiet blocks, or twice as many were made; shows
     /// and stores them. Of slices there must be two variants at least.
-    ///
-    /// # Errors
-    /// A server or a client fails.
     pub(crate) fn compare(
         &self,
         report: &mut Report,
@@ -212,7 +210,7 @@ impl Bench {
                 self.check_interrupted()?;
                 let figures = self.trial(variant, &how.ask);
                 Ok(Figures {
-                    apart_ns: machine::core_latency(self.setup.server_cpu)?,
+                    apart_ns: machine::core_latency(self.server_cpu())?,
                     ..figures.with_context(|| variant.name.clone())?
                 })
             };
@@ -227,16 +225,36 @@ impl Bench {
     /// A trial is one long slice. fio's has latencies only if fio is not stopped.
     fn trial(&self, variant: &Variant, ask: &Ask) -> Result<Figures> {
         if let Work::Fio(file) = &variant.work {
-            return measure::fio(&self.setup, file, ask.load.depth);
+            return self.fio(file, ask.load.depth);
         }
         let started = variant.start(self, &self.path("trial"), ask)?;
         let slice = Slice {
-            before: self.setup.warm,
-            span: self.setup.span,
+            before: self.warm,
+            span: self.span,
         };
-        let span = (Duration::ZERO, self.setup.span);
+        let span = (Duration::ZERO, self.span);
         let made = interleaved::in_slices(vec![started], slice, span, &|| false)?;
         made.into_iter().next().context("a trial has figures")
+    }
+
+    /// fio on the file itself, on the servers' core.
+    fn fio(&self, file: &Path, depth: u16) -> Result<Figures> {
+        let meter = Meter::start()?;
+        let job = fio::Job {
+            warm: self.warm,
+            span: self.span,
+            ..fio::random_reads_of(file, depth)
+        };
+        let done = fio::run(&job, self.server_cpu())?;
+        Ok(Figures {
+            iops: done.iops,
+            p50_us: done.p50_us,
+            p99_us: done.p99_us,
+            p999_us: done.p999_us,
+            cpu_percent_per_kiops: done.cpu_percent / (done.iops / 1000.0),
+            noise: meter.end(Duration::ZERO)?.0,
+            ..Figures::default()
+        })
     }
 
     /// Slices of all variants side by side.
@@ -249,9 +267,9 @@ impl Bench {
         });
         let started = started.collect::<Result<Vec<_>>>()?;
         let stop = || self.stop.load(Ordering::Relaxed);
-        let span = (self.setup.warm, self.setup.span);
+        let span = (self.warm, self.span);
         let mut made = interleaved::in_slices(started, slice, span, &stop)?;
-        let apart_ns = machine::core_latency(self.setup.server_cpu)?;
+        let apart_ns = machine::core_latency(self.server_cpu())?;
         for figures in &mut made {
             figures.apart_ns = apart_ns;
         }
@@ -259,9 +277,6 @@ impl Bench {
     }
 
     /// Makes blocks until enough are quiet, or twice as many were made; shows and stores them.
-    ///
-    /// # Errors
-    /// A block fails.
     pub(crate) fn blocks(
         &self,
         report: &mut Report,

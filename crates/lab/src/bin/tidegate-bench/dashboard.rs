@@ -12,7 +12,7 @@
 //! - A slice in which no look at the whole host came by the stream, or the metrics were not answered, is an error: it would cost nothing.
 
 use std::cell::Cell;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::{Shutdown, TcpStream};
 use std::path::PathBuf;
 use std::sync::mpsc::Receiver;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use tidegate_lab::host::Host;
+use tidegate_lab::host::{Host, http_get};
 use tidegate_lab::interleaved::{BRIEF, Slice};
 use tidegate_lab::machine::Noise;
 use tidegate_lab::measure::{self, Figures, Meter, Slices};
@@ -76,9 +76,6 @@ const LOOK: Duration = Duration::from_millis(20);
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// IOPS with and without somebody who watches, in slices.
-///
-/// # Errors
-/// A trial fails.
 pub(crate) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
     for (used, depth) in LOADS {
         let case = format!("{used} of {DISKS} disks, QD {depth} each");
@@ -225,7 +222,7 @@ impl Watched {
             let until = Until::Time(Duration::ZERO, span);
             driver.run(sources, until, &mut |_| ()).map(drop)
         };
-        unmeasured(&mut driver, &mut sources, bench.setup.warm)?;
+        unmeasured(&mut driver, &mut sources, bench.warm)?;
         let mut besides = [Beside::default(), Beside::default()];
         let mut unwatched = Curve::default();
         let server = self.host.server();
@@ -321,8 +318,9 @@ struct Watcher {
 impl Watcher {
     /// Opens the page, and waits until it shows something. These are asked for in a while, too.
     fn start(address: &str, paths: Vec<&'static str>) -> Result<Watcher> {
-        let request = "GET /dashboard/stream HTTP/1.1\r\nAccept: text/event-stream";
-        let stream = ask(address, request)?;
+        let mut stream = connect(address)?;
+        let head = "GET /dashboard/stream HTTP/1.1\r\nAccept: text/event-stream\r\n";
+        stream.write_all(format!("{head}Host: {address}\r\n\r\n").as_bytes())?;
         let mut lines = BufReader::new(stream.try_clone().context("cannot share a stream")?);
         wait_for_beat(&mut lines)?;
         let reads = attend::start("dashboard", move || {
@@ -344,7 +342,7 @@ impl Watcher {
             }
             let asked = paths.into_iter().map(|path| {
                 let from = Instant::now();
-                whole(&to, path)?;
+                http_get(connect(&to)?, &to, path)?;
                 Ok((from, Instant::now()))
             });
             asked.collect()
@@ -378,31 +376,17 @@ fn wait_for_beat(lines: &mut impl BufRead) -> Result<()> {
     Ok(())
 }
 
-/// Asks for something, and reads all of the answer: what comes after its head.
-fn whole(address: &str, path: &str) -> Result<String> {
-    let request = format!("GET {path} HTTP/1.1\r\nConnection: close");
-    let mut answer = String::new();
-    ask(address, &request)?
-        .read_to_string(&mut answer)
-        .with_context(|| format!("GET {path} is not answered"))?;
-    match answer.split_once("\r\n\r\n") {
-        Some((head, body)) if head.starts_with("HTTP/1.1 200") => Ok(body.to_owned()),
-        _ => bail!("GET {path}: {}", answer.lines().next().unwrap_or_default()),
-    }
-}
-
-/// Sends a request whose head is written but for its host and its end.
-fn ask(address: &str, request: &str) -> Result<TcpStream> {
+fn connect(address: &str) -> Result<TcpStream> {
     let stream = TcpStream::connect(address);
-    let mut stream = stream.with_context(|| format!("cannot connect to {address}"))?;
+    let stream = stream.with_context(|| format!("cannot connect to {address}"))?;
     stream.set_read_timeout(Some(PATIENCE))?;
-    stream.write_all(format!("{request}\r\nHost: {address}\r\n\r\n").as_bytes())?;
     Ok(stream)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read;
     use std::net::TcpListener;
 
     /// Answers every connection with what `answer` says of its request's first line, until the value is dropped.

@@ -16,9 +16,6 @@ use crate::report::Report;
 use crate::{dashboard, fleet, instructions, scenarios};
 
 /// Runs the bench, prints its tables, writes its JSON; whether every check passed (always, with `--no-check`).
-///
-/// # Errors
-/// A server or client fails, or the machine has too few cores.
 pub(crate) fn run(options: Options) -> Result<bool> {
     let awake = options.cpu_latency.hold();
     let mut bench = Bench::new(options)?;

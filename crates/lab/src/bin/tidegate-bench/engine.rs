@@ -30,9 +30,6 @@ pub(crate) enum Control {
 }
 
 /// Serves an empty disk of `size` bytes at each of `sockets`, all on one I/O thread that does not poll.
-///
-/// # Errors
-/// The engine does not start, or a socket cannot be made.
 pub(crate) fn serve(sockets: &[PathBuf], size: u64, control: Control) -> Result<()> {
     let engine = Engine::start(&Settings {
         threads: 1,

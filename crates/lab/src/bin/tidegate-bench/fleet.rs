@@ -31,7 +31,7 @@ pub(crate) fn start(bench: &Bench, count: usize, more: &str) -> Result<(Host, Ve
         name: OURS,
         root: &root,
         config: &format!("version = 1\n[io]\nthreads = 1\n{more}"),
-        cpu: Some(bench.setup.server_cpu),
+        cpu: Some(bench.server_cpu()),
         own_group: false,
     })?;
     host.run(&["datastore", "add", "empty", "--kind", "null"])?;
@@ -56,7 +56,7 @@ fn variants(counts: &[usize], what: &str) -> Vec<Variant> {
         let name = format!("{DAEMON}, {count} {what}");
         let daemon = Variant::server(name, &[DAEMON], move |bench, dir| {
             let sockets = interleaved::sockets(dir, count);
-            peers::storage_daemon(&Store::Null, &sockets, bench.setup.server_cpu)
+            peers::storage_daemon(&Store::Null, &sockets, bench.server_cpu())
         });
         [ours, daemon]
     });
@@ -64,9 +64,6 @@ fn variants(counts: &[usize], what: &str) -> Vec<Variant> {
 }
 
 /// One and four guests: what a request costs, and whether all get the same.
-///
-/// # Errors
-/// A trial fails.
 pub(crate) fn vms(bench: &Bench, report: &mut Report) -> Result<()> {
     const OF: (&str, &str) = ("VMs", "QD 32 each");
     bench.compare(
@@ -89,9 +86,6 @@ pub(crate) fn vms(bench: &Bench, report: &mut Report) -> Result<()> {
 }
 
 /// From 1 to 64 disks: what a request costs, and what an idle disk takes.
-///
-/// # Errors
-/// A trial fails.
 pub(crate) fn disks(bench: &Bench, report: &mut Report) -> Result<()> {
     const OF: (&str, &str) = ("disks", "QD 8 each");
     bench.compare(

@@ -19,9 +19,6 @@ const MOST_ADDED: [f64; 3] = [15.0, 20.0, 45.0];
 const CONTROL_MOST: f64 = 1.03;
 
 /// Counts with no filter, with each stack, and under I/O control.
-///
-/// # Errors
-/// A run fails.
 pub(crate) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
     stacks(bench, report)?;
     control(bench, report)
@@ -71,9 +68,9 @@ fn control(bench: &Bench, report: &mut Report) -> Result<()> {
     if !missing(bench, report, &["valgrind"]) {
         let count = |controlled| {
             let sockets = [bench.path("counted.sock")];
-            let cpu = bench.setup.server_cpu;
+            let cpu = bench.server_cpu();
             let launch = peers::engine(&bench.itself(), &sockets, controlled, cpu);
-            per_request(&bench.setup.scratch, &launch)
+            per_request(bench.scratch.path(), &launch)
         };
         let (without, with) = (count(false)?, count(true)?);
         report.notes.push(format!(
@@ -92,13 +89,13 @@ fn ours(bench: &Bench, filters: &[&str]) -> Result<f64> {
     let tidegate = bench.tidegate(&Store::Null, filters, Some(0));
     let socket = bench.path("counted.sock");
     per_request(
-        &bench.setup.scratch,
+        bench.scratch.path(),
         &peers::tidegate(
             "tidegate",
             &tidegate,
             Some(&socket),
             None,
-            bench.setup.server_cpu,
+            bench.server_cpu(),
         ),
     )
 }

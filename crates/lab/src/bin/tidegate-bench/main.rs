@@ -124,7 +124,8 @@ fn run(verb: Verb) -> Result<bool> {
                 wait: if poll { Wait::Poll } else { Wait::Sleep },
                 ..Ask::random_reads(depth)
             };
-            let tallies = measure::drive(&sockets, &ask, until, &mut |_| {})?;
+            let (mut driver, mut sources) = measure::driver(&sockets, &ask)?;
+            let tallies = driver.run(&mut sources, until, &mut |_| {})?;
             let all = Tally::sum(&tallies);
             println!(
                 "{:.0} IOPS, p50 {:.1} us, p99 {:.1} us",

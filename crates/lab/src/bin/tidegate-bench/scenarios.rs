@@ -60,14 +60,14 @@ fn tidegate(name: &'static str, store: &Store, filters: &'static [&'static str])
     Variant::server(name, &[TIDEGATE], move |bench, dir| {
         let tidegate = bench.tidegate(&store, filters, poll_us(name));
         let socket = dir.join("vhost.sock");
-        peers::tidegate(name, &tidegate, Some(&socket), None, bench.setup.server_cpu)
+        peers::tidegate(name, &tidegate, Some(&socket), None, bench.server_cpu())
     })
 }
 
 fn daemon(store: &Store) -> Variant {
     let store = store.clone();
     Variant::server(DAEMON, &[DAEMON], move |bench, dir| {
-        peers::storage_daemon(&store, &[dir.join("vhost.sock")], bench.setup.server_cpu)
+        peers::storage_daemon(&store, &[dir.join("vhost.sock")], bench.server_cpu())
     })
 }
 
@@ -75,15 +75,12 @@ fn bare(bench: &Bench, wait: Wait) -> Variant {
     let name = peers::bare(&bench.itself(), Path::new(""), wait, 0).name;
     Variant::server(name, &[], move |bench, dir| {
         let socket = dir.join("vhost.sock");
-        peers::bare(&bench.itself(), &socket, wait, bench.setup.server_cpu)
+        peers::bare(&bench.itself(), &socket, wait, bench.server_cpu())
     })
 }
 
 /// vhost-user-blk on the null backend. In slices side by side with the peer: a machine's speed, and how far apart its CPUs are,
 /// change from second to second by more than what lies between some of them.
-///
-/// # Errors
-/// A trial fails.
 pub(crate) fn null(bench: &Bench, report: &mut Report) -> Result<()> {
     const SCENARIO: &str = "vhost null";
     let store = Store::Null;
@@ -135,9 +132,6 @@ pub(crate) fn null(bench: &Bench, report: &mut Report) -> Result<()> {
 
 /// vhost-user-blk on a file, with fio on the same file as the limit. In slices one of ours at a time with fio: it keeps the
 /// file for itself.
-///
-/// # Errors
-/// A trial fails, or the file cannot be made.
 pub(crate) fn file(bench: &Bench, report: &mut Report) -> Result<()> {
     const SCENARIO: &str = "vhost file";
     let file = measure::test_file(&bench.options.dir, bench.options.file_mib)?;
@@ -183,9 +177,6 @@ pub(crate) fn file(bench: &Bench, report: &mut Report) -> Result<()> {
 }
 
 /// NBD over a Unix socket, on the null backend and on memory.
-///
-/// # Errors
-/// A trial fails.
 pub(crate) fn nbd(bench: &Bench, report: &mut Report) -> Result<()> {
     for (scenario, store) in [("NBD null", Store::Null), ("NBD memory", Store::Memory)] {
         for depth in DEPTHS {
@@ -207,26 +198,18 @@ fn nbd_variants(store: &Store) -> Vec<Variant> {
     };
     let ours = own(|store, bench, socket| {
         let tidegate = bench.tidegate(store, &[], None);
-        peers::tidegate(
-            SHIPPED,
-            &tidegate,
-            None,
-            Some(socket),
-            bench.setup.server_cpu,
-        )
+        peers::tidegate(SHIPPED, &tidegate, None, Some(socket), bench.server_cpu())
     });
-    let nbdkit =
-        own(|store, bench, socket| peers::nbdkit(store, &[], socket, bench.setup.server_cpu));
+    let nbdkit = own(|store, bench, socket| peers::nbdkit(store, &[], socket, bench.server_cpu()));
     let mut variants = vec![
         Variant::nbd(SHIPPED, &[TIDEGATE], "", ours),
         Variant::nbd("nbdkit", &["nbdkit"], "", nbdkit),
     ];
     // QEMU's null driver is as good as memory to it; once is enough.
     if *store == Store::Null {
-        let qemu =
-            own(|store, bench, socket| peers::qemu_nbd(store, socket, bench.setup.server_cpu));
+        let qemu = own(|store, bench, socket| peers::qemu_nbd(store, socket, bench.server_cpu()));
         let daemon = own(|store, bench, socket| {
-            peers::storage_daemon_nbd(store, socket, bench.setup.server_cpu)
+            peers::storage_daemon_nbd(store, socket, bench.server_cpu())
         });
         variants.push(Variant::nbd("qemu-nbd", &["qemu-nbd"], "", qemu));
         variants.push(Variant::nbd(DAEMON, &[DAEMON], "d", daemon));
@@ -270,9 +253,6 @@ pub(crate) const STACKS: [(&str, &[&str], f64); 3] = [
 /// What filters cost on the null backend, with a guest that sleeps and with one that never lets the server rest; nbdkit with
 /// none, one and three of its own beside it. The same without filters takes part twice: its ratio to itself is the bench's
 /// precision.
-///
-/// # Errors
-/// A trial fails.
 pub(crate) fn filters(bench: &Bench, report: &mut Report) -> Result<()> {
     const SCENARIO: &str = "filters";
     const NONE: &str = "tidegate, no filter";
@@ -311,12 +291,7 @@ pub(crate) fn filters(bench: &Bench, report: &mut Report) -> Result<()> {
             &["nbdkit"],
             "",
             move |bench, socket| {
-                peers::nbdkit(
-                    &Store::Null,
-                    &PLAIN[..count],
-                    socket,
-                    bench.setup.server_cpu,
-                )
+                peers::nbdkit(&Store::Null, &PLAIN[..count], socket, bench.server_cpu())
             },
         )
     });
@@ -326,9 +301,6 @@ pub(crate) fn filters(bench: &Bench, report: &mut Report) -> Result<()> {
 
 /// The engine alone with and without I/O control that is not engaged. The disk is empty, so that the engine's own work is all
 /// there is. What a dispatch costs under congestion is measured by `cargo bench -p tidegate-core --bench iocontrol`.
-///
-/// # Errors
-/// A trial fails.
 pub(crate) fn control(bench: &Bench, report: &mut Report) -> Result<()> {
     const SCENARIO: &str = "control";
     const WITHOUT: &str = "engine, no control";
@@ -344,12 +316,7 @@ pub(crate) fn control(bench: &Bench, report: &mut Report) -> Result<()> {
         let both = [(WITHOUT, false), (NOT_ENGAGED, true)].map(|(name, controlled)| {
             Variant::server(name, &[], move |bench, dir| {
                 let sockets = interleaved::sockets(dir, guests);
-                peers::engine(
-                    &bench.itself(),
-                    &sockets,
-                    controlled,
-                    bench.setup.server_cpu,
-                )
+                peers::engine(&bench.itself(), &sockets, controlled, bench.server_cpu())
             })
         });
         let mut blocks = Blocks::of_slices(BLOCKS_FOR_THREE_PERCENT, BRIEF, depth);
