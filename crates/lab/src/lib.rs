@@ -13,11 +13,9 @@
 
 pub mod array;
 pub mod attend;
-pub mod callgrind;
 pub mod demo;
 pub mod draw;
 pub mod experiment;
-pub mod fio;
 pub mod host;
 pub mod interleaved;
 pub mod interruption;
@@ -29,3 +27,5 @@ pub mod replay;
 pub mod statistics;
 pub mod trace;
 pub mod whatif;
+
+pub use tidegate_testing::fio;

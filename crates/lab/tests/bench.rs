@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use serde_json::Value;
-use tidegate_lab::callgrind;
-use tidegate_lab::fio::{Running, random_reads_of};
 use tidegate_lab::measure::test_file;
+use tidegate_testing::callgrind;
+use tidegate_testing::fio::{Running, random_reads_of};
 use tidegate_testing::peers;
 use tidegate_testing::vhost::Wait;
 

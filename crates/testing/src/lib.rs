@@ -5,7 +5,8 @@
 //!   [`dips`] records throughput over time.
 //! - [`initramfs`] builds the file system of a real guest under QEMU.
 //! - [`server`] starts and stops a server. [`peers`] has the command lines of Tidegate, qemu-storage-daemon, nbdkit and
-//!   qemu-nbd.
+//!   qemu-nbd. [`callgrind`] counts a server's instructions.
+//! - [`bare`] is a server that only walks the ring: the ceiling. [`fio`] runs fio, on a file or over NBD.
 //!
 //! # Always true
 //! - No unsafe code: memory shared with a server is accessed through `vm-memory`'s atomics and volatile slices.
@@ -13,7 +14,10 @@
 
 #![forbid(unsafe_code)]
 
+pub mod bare;
+pub mod callgrind;
 pub mod dips;
+pub mod fio;
 pub mod initramfs;
 pub mod load;
 pub mod nbd;

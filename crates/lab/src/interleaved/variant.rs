@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::Slice;
-use crate::fio;
 use crate::machine::Noise;
 use crate::measure::{self, Ask, Figures, Slices, Spent};
+use tidegate_testing::fio;
 use tidegate_testing::load::{Load, Source};
 use tidegate_testing::nbd::Connection;
 use tidegate_testing::server::{Launch, Server};

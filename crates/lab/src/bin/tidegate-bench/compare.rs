@@ -8,10 +8,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use tidegate_lab::fio;
 use tidegate_lab::interleaved::{self, BRIEF, Slice, Started, rotation, until_accepted};
 use tidegate_lab::machine::{self, Rejected};
 use tidegate_lab::measure::{Ask, Figures, Meter};
+use tidegate_testing::fio;
 use tidegate_testing::server::{Launch, Server};
 
 use crate::bench::{Bench, missing};

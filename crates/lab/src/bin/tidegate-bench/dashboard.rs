@@ -446,7 +446,6 @@ mod tests {
         let mut heard = Heard {
             beats: vec![at(500)],
             asked: vec![(at(200), at(230))],
-            ..Heard::default()
         };
         let ms = |from, to| (Duration::from_millis(from), Duration::from_millis(to));
         assert_eq!(heard.spans(&slice), Some(vec![ms(400, 510), ms(200, 240)]));

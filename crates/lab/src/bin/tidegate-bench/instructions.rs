@@ -1,8 +1,8 @@
 //! Instructions per request of filters and of I/O control, counted by callgrind.
 
 use anyhow::Result;
-use tidegate_lab::callgrind::per_request;
 use tidegate_lab::statistics;
+use tidegate_testing::callgrind::per_request;
 use tidegate_testing::peers::{self, Store};
 
 use crate::bench::{Bench, TIDEGATE, missing};

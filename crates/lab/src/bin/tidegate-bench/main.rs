@@ -11,9 +11,8 @@ use clap::{Parser, Subcommand};
 use tidegate_lab::measure::{self, Ask};
 use tidegate_testing::tally::{Tally, Until};
 use tidegate_testing::vhost::Wait;
-use tidegate_testing::{peers, server};
+use tidegate_testing::{bare, peers, server};
 
-mod bare;
 mod bench;
 mod compare;
 mod dashboard;

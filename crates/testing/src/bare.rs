@@ -1,10 +1,10 @@
 //! A vhost-user-blk server that only walks the ring: the ceiling for real servers.
 //!
-//! It tells how fast the client is (both must be faster than what they measure), and what a datastore, filters and
-//! honesty about bad rings cost on top. It trusts its client and moves no data: of no use for anything else.
+//! It shows how fast the client is (both must be faster than what they measure), and what a datastore, filters and checks of
+//! rings add. It trusts its client and moves no data.
 //!
 //! # Always true
-//! - One turn takes all that is available, writes all answers, and publishes them once.
+//! - One pass takes all that is available, writes all answers, and publishes them once.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
@@ -20,7 +20,7 @@ use vm_memory::{
 };
 use vmm_sys_util::epoll::EventSet;
 
-use tidegate_testing::vhost::Wait;
+use crate::vhost::Wait;
 
 /// Multi-queue, indirect descriptors, event indices, protocol features, version 1.
 const FEATURES: u64 = 1 << 12 | 1 << 28 | 1 << 29 | 1 << 30 | 1 << 32;
@@ -34,7 +34,7 @@ struct Bare {
 }
 
 /// Serves an empty disk of `size` bytes at `socket` until its one client hangs up.
-pub(crate) fn serve(socket: &Path, size: u64, wait: Wait) -> Result<()> {
+pub fn serve(socket: &Path, size: u64, wait: Wait) -> Result<()> {
     let memory = GuestMemoryAtomic::new(GuestMemoryMmap::new());
     let bare = Bare {
         size,
@@ -114,7 +114,7 @@ impl VhostUserBackendMut for Bare {
                 available: asked.avail_ring(),
                 used: asked.used_ring(),
             };
-            let (done, signal) = rings.turn(self.done[index]);
+            let (done, signal) = rings.pass(self.done[index]);
             let idle = done == self.done[index];
             self.done[index] = done;
             if signal && let Some(call) = state.get_call() {
@@ -145,7 +145,7 @@ impl Rings<'_> {
     }
 
     /// Answers everything available from `done` on; the new `done`, and whether the client wants an interrupt.
-    fn turn(&self, done: u16) -> (u16, bool) {
+    fn pass(&self, done: u16) -> (u16, bool) {
         let available = self
             .at::<AtomicU16>(self.available + 2)
             .load(Ordering::Acquire);

@@ -7,10 +7,10 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use tidegate_testing::load::{Load, Source};
-use tidegate_testing::server::{Launch, Server};
-use tidegate_testing::tally::Until;
-use tidegate_testing::vhost::{GuestDriver, Vm, VmOptions, Wait};
+use crate::load::{Load, Source};
+use crate::server::{Launch, Server};
+use crate::tally::Until;
+use crate::vhost::{GuestDriver, Vm, VmOptions, Wait};
 
 const FEW: u64 = 20_000;
 const MANY: u64 = 120_000;
