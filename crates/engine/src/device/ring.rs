@@ -87,7 +87,7 @@ pub(crate) struct RingDevice {
     broken: bool,
     halted: bool,
     marked_dirty: bool,
-    calls: InterruptModeration,
+    moderation: InterruptModeration,
     /// Whether completions were published and the call is pending.
     pub(crate) interrupt_pending: bool,
     scratch: Vec<Segment>,
@@ -141,7 +141,7 @@ impl RingDevice {
             broken: false,
             halted: false,
             marked_dirty: false,
-            calls: InterruptModeration::new(),
+            moderation: InterruptModeration::new(),
             interrupt_pending: false,
             scratch: Vec::with_capacity(SHORT_LIST),
             room: 0,
@@ -270,7 +270,7 @@ impl RingDevice {
         if count > 0 {
             self.last_request = cx.now;
             let count = u32::try_from(count).expect("a part of a ring");
-            self.calls.note(count, cx.now);
+            self.moderation.note(count, cx.now);
         }
         let walked = self.queue.walked();
         if walked > before {
@@ -557,7 +557,7 @@ impl RingDevice {
 
     /// When to call the guest for published completions.
     pub(crate) fn moment(&self) -> Moment {
-        self.calls.moment()
+        self.moderation.moment()
     }
 
     /// The previous server of this ring may have died between publishing a completion and calling the guest. A spurious

@@ -178,7 +178,7 @@ fn seek(fd: RawFd, from: u64, whence: i32) -> io::Result<Option<u64>> {
 /// The size of a block device in bytes.
 ///
 /// # Errors
-/// If it is none, or the driver fails.
+/// If the file is not a block device, or the driver fails.
 pub(crate) fn block_device_size(file: &File) -> io::Result<u64> {
     const BLKGETSIZE64: libc::c_ulong = 0x8008_1272;
     let mut size = 0u64;
@@ -296,7 +296,7 @@ pub(crate) fn preallocate(file: &File, len: u64) -> io::Result<()> {
 /// hugetlbfs. On another file system (FUSE, NFS) an access may block forever.
 ///
 /// # Errors
-/// If it is anything else.
+/// If it is of another kind.
 pub(crate) fn memory_page(file: &File) -> io::Result<usize> {
     // Only files in memory have seals, and no file system is asked for them.
     // SAFETY: no memory is involved.
@@ -340,7 +340,7 @@ pub(crate) fn hole_unit(file: &File) -> u64 {
 /// The smallest direct I/O of a block device, in bytes.
 ///
 /// # Errors
-/// If it is none, or the driver fails.
+/// If the file is not a block device, or the driver fails.
 pub(crate) fn logical_block_size(file: &File) -> io::Result<usize> {
     const BLKSSZGET: libc::c_ulong = 0x1268;
     let mut size = 0_i32;
@@ -366,7 +366,7 @@ pub(crate) fn thread_cpu() -> Time {
 /// counter may block an I/O thread.
 ///
 /// # Errors
-/// If it is anything else.
+/// If it is of another kind.
 pub(crate) fn check_eventfd(file: &File) -> io::Result<()> {
     let fd = file.as_raw_fd();
     let link = std::fs::read_link(format!("/proc/self/fd/{fd}"))?;

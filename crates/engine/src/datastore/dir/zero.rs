@@ -19,7 +19,7 @@ use crate::sys::ring::Durability;
 use std::os::fd::AsRawFd;
 use tidegate_core::request::{Data, Fault, Flags, Op, Outcome};
 
-/// What makes the zeroes, or the hole.
+/// How zeroes or a hole are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Method {
     Punch,
