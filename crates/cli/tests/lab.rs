@@ -291,7 +291,7 @@ fn a_failed_check_ends_with_1_and_stands_first() {
     let lines: Vec<&str> = run.out.lines().collect();
     assert!(lines[2].starts_with("FAIL"), "{}", run.out);
     assert!(
-        run.err.contains("to be at least 1,000,000 /s"),
+        run.err.contains("expected at least 1,000,000 /s"),
         "{}",
         run.err
     );
@@ -328,7 +328,7 @@ fn a_missing_run_ends_with_1_in_every_verb() {
     fs::remove_file(&second).expect("it is there");
     for run in [tidegate(&["lab", "report", &out]), go("1")] {
         assert_eq!(run.status, 1, "{}", run.out);
-        assert!(run.err.contains("1 runs are not there"), "{}", run.err);
+        assert!(run.err.contains("1 runs are missing"), "{}", run.err);
     }
     assert_eq!(go("2").status, 0);
     assert_eq!(tidegate(&["lab", "report", &out]).status, 0);
@@ -348,10 +348,7 @@ fn an_interrupted_run_leaves_whole_files_and_says_how_to_resume() {
         rest.contains("interrupted before all runs were made"),
         "{rest}"
     );
-    assert!(
-        rest.contains(&format!("--out {out} goes on from there")),
-        "{rest}"
-    );
+    assert!(rest.contains(&format!("--out {out} resumes")), "{rest}");
     for entry in fs::read_dir(scratch.path().join("results/runs")).expect("it is there") {
         let path = entry.expect("it can be listed").path();
         let whole: Result<Value, _> = serde_json::from_slice(&fs::read(&path).expect("a file"));
@@ -373,7 +370,7 @@ fn an_interrupted_run_on_real_daemons_leaves_none() {
     command.args(["lab", "run", &text(&file), "--out", &out]);
     let (status, rest) = interrupted(command.env("TMPDIR", &places), "1/1: real daemons");
     assert_eq!(status, Some(1), "{rest}");
-    assert!(rest.contains("goes on from there"), "{rest}");
+    assert!(rest.contains("resumes"), "{rest}");
     assert_eq!(left(&places), 0, "daemons' roots go when they have ended");
     assert_eq!(left(&scratch.path().join("results/runs")), 0);
 }
@@ -533,7 +530,7 @@ fn what_is_no_whole_trace_is_refused_with_its_place() {
             &b"name = \"sioc-1\"\n"[..],
             "byte 0 does not begin a block of a trace: is it another file?",
         ),
-        (&[][..], "it holds no I/O"),
+        (&[][..], "it has no I/O"),
     ] {
         fs::write(&file, bytes).expect("it can be written");
         let run = tidegate(&["lab", "replay", &text(&file), "--on", "sim"]);

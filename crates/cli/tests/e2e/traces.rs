@@ -176,13 +176,13 @@ fn a_recording_has_exactly_the_ios_of_a_known_load_and_a_replay_does_them_again(
         &daemon,
         &["lab", "replay", &name, "--disk", "web2", "--writes"],
     );
-    assert!(unasked.contains("what is on it will be lost"), "{unasked}");
+    assert!(unasked.contains("its data will be lost"), "{unasked}");
     let mut other = connected(&daemon.nbd_uri("web2"));
     let taken = [
         "lab", "replay", &name, "--disk", "web2", "--writes", "--yes",
     ];
     let taken = refused(&daemon, &taken);
-    assert!(taken.contains("somebody else is connected"), "{taken}");
+    assert!(taken.contains("another client is connected"), "{taken}");
     other.kill();
     disk(&daemon, "web3", 1);
     let small = refused(&daemon, &["lab", "replay", &name, "--disk", "web3"]);
