@@ -13,67 +13,71 @@ use alloc::vec::Vec;
 pub struct ControlId(pub u32);
 
 impl ControlId {
-    /// What stands for no control at all: none has this number.
+    /// Stands for no I/O control. No control has this number.
     pub const NONE: ControlId = ControlId(u32::MAX);
 }
 
-/// What an I/O thread must do, in the order given.
+/// An action for the engine. The order matters.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Give this I/O to the disk's datastore, and report its end with [`Event::Finished`](crate::shard::Event::Finished).
+    /// Submit this I/O to the disk's datastore. Its completion comes back as
+    /// [`Event::Finished`](crate::shard::Event::Finished).
     Start {
-        /// Of which disk.
+        /// The disk.
         disk: DiskId,
-        /// Which.
+        /// The I/O.
         io: IoId,
-        /// What is asked.
+        /// The operation.
         op: Op,
-        /// How.
+        /// Its flags.
         flags: Flags,
-        /// Where, in bytes.
+        /// Offset in bytes.
         offset: u64,
-        /// How much, in bytes.
+        /// Length in bytes.
         len: u64,
         /// The bytes.
         data: Data,
     },
-    /// Tell the front end how its request ended.
+    /// Complete a request of the front end.
     Answer {
-        /// Of which disk.
+        /// The disk.
         disk: DiskId,
         /// The front end's name for it.
         token: Token,
-        /// What it was.
+        /// The operation.
         op: Op,
-        /// How it ended.
+        /// The result.
         outcome: Outcome,
     },
-    /// Append these bytes to the filter's side file, then hand the buffer back with [`Event::SideWritten`](crate::shard::Event::SideWritten).
+    /// Append these bytes to the filter's side file, then return the buffer with
+    /// [`Event::SideWritten`](crate::shard::Event::SideWritten).
     SideWrite {
-        /// Of which disk.
+        /// The disk.
         disk: DiskId,
-        /// Whose.
+        /// The filter.
         filter: FilterKey,
         /// The bytes.
         buffer: Vec<u8>,
     },
-    /// The disk has its new filters.
+    /// The disk's new filters are in place.
     Rearranged {
-        /// Which disk.
+        /// The disk.
         disk: DiskId,
     },
-    /// Nothing of the disk is left here.
+    /// The disk is detached; no I/O of it is left here.
     Detached {
-        /// Which disk.
+        /// The disk.
         disk: DiskId,
-        /// What it has used of its limits, if anything: for [`Controlled::spent`](crate::shard::Controlled::spent) should it come back.
+        /// What the disk has used of its limits, if anything. Pass it as
+        /// [`Controlled::spent`](crate::shard::Controlled::spent) when the disk returns.
         spent: Option<Box<Spent>>,
     },
-    /// It is another I/O thread's turn at a datastore: tell it, by [`Event::Woken`](crate::shard::Event::Woken).
+    /// Another I/O thread may start I/O on a datastore now. Send that thread
+    /// [`Event::Woken`](crate::shard::Event::Woken).
     Wake {
-        /// Which datastore's control.
+        /// The datastore's control.
         control: ControlId,
-        /// Which thread, as its scheduler was numbered.
+        /// The number of that thread's scheduler.
         thread: usize,
     },
 }

@@ -23,15 +23,15 @@ use crate::units::Span;
 use alloc::boxed::Box;
 use alloc::vec;
 
-/// Values closer than this are not told apart: a clock reading costs more.
+/// Smaller differences are not recorded: reading the clock costs more.
 const UNIT_BITS: u32 = 4;
-/// Each doubling is cut into 2^4 = 16 buckets: an error of at most a sixteenth, which no reader of a graph sees.
+/// Each doubling has 2^4 = 16 buckets: an error of at most a sixteenth, which no graph shows.
 const SUB_BITS: u32 = 4;
-/// Doublings, the first two of which are one unit wide: up to 2^37 ns.
+/// Doublings, up to 2^37 ns. The first two are one unit wide.
 const OCTAVES: u32 = 30;
 const BUCKETS: usize = (OCTAVES << SUB_BITS) as usize;
 
-/// Latencies, counted.
+/// A histogram of latencies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Histogram {
     cells: Box<[u64; BUCKETS]>,
@@ -39,14 +39,14 @@ pub struct Histogram {
     max: u64,
 }
 
-/// A stretch of latencies and how many fell into it.
+/// A range of latencies and its count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bucket {
-    /// The shortest that belong here.
+    /// The shortest latency of the range.
     pub from: Span,
-    /// The first that no longer do.
+    /// The first latency beyond the range.
     pub to: Span,
-    /// How many there were.
+    /// The number of recorded latencies.
     pub count: u64,
 }
 
@@ -57,13 +57,13 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Beyond this (137 s) all share the last bucket; guests give up long before.
+    /// Longer latencies (137 s) share the last bucket; guests time out long before.
     pub const LONGEST: Span = Span::from_nanos((1 << (OCTAVES + SUB_BITS - 1 + UNIT_BITS)) - 1);
 
-    /// How many buckets there are.
+    /// The number of buckets.
     pub const LEN: usize = BUCKETS;
 
-    /// An empty one.
+    /// An empty histogram.
     pub fn new() -> Histogram {
         let cells = vec![0; BUCKETS].into_boxed_slice();
         let cells = cells
@@ -76,13 +76,13 @@ impl Histogram {
         }
     }
 
-    /// Counts one latency.
+    /// Records one latency.
     #[inline]
     pub fn record(&mut self, span: Span) {
         self.record_many(span, 1);
     }
 
-    /// Counts `times` latencies of this length: one that was looked at stands for its like.
+    /// Records `times` latencies of this length, for a sample that represents others.
     #[inline]
     pub fn record_many(&mut self, span: Span, times: u64) {
         let ns = span.as_nanos();
@@ -91,34 +91,35 @@ impl Histogram {
         self.max = self.max.max(ns);
     }
 
-    /// How many were recorded.
+    /// The number of recorded latencies.
     pub fn count(&self) -> u64 {
         self.cells.iter().sum()
     }
 
-    /// Whether none was.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.cells.iter().all(|&cell| cell == 0)
     }
 
-    /// All of them together (for Prometheus' `_sum`).
+    /// The sum of all latencies (for Prometheus' `_sum`).
     pub fn sum(&self) -> Span {
         Span::from_nanos(self.sum)
     }
 
-    /// Their mean; zero when there are none.
+    /// The mean; zero when empty.
     pub fn mean(&self) -> Span {
         Span::from_nanos(self.sum.checked_div(self.count()).unwrap_or(0))
     }
 
-    /// The longest; zero when there are none.
+    /// The maximum; zero when empty.
     pub fn max(&self) -> Span {
         Span::from_nanos(self.max)
     }
 
-    /// The latency that `permyriad` of 10,000 do not exceed (5,000 is the median, 9,990 is p99.9); zero when empty.
+    /// The latency that `permyriad` of 10,000 values do not exceed (5,000 is the median, 9,990 is p99.9); zero when
+    /// empty.
     ///
-    /// An upper bound within the error that the module's page gives, and never beyond the longest.
+    /// An upper bound within the error stated in the module's description, and never above the maximum.
     pub fn quantile(&self, permyriad: u32) -> Span {
         let rank = u128::from(self.count()) * u128::from(permyriad.min(10_000));
         let rank = rank.div_ceil(10_000).max(1);
@@ -126,7 +127,7 @@ impl Histogram {
         for (place, &cell) in self.cells.iter().enumerate() {
             below += u128::from(cell);
             if below >= rank {
-                // The last bucket has no upper bound but the maximum.
+                // The last bucket has no upper bound except the maximum.
                 let last = if place == BUCKETS - 1 {
                     u64::MAX
                 } else {
@@ -138,7 +139,7 @@ impl Histogram {
         Span::ZERO
     }
 
-    /// Adds what another has counted.
+    /// Adds the counts of another histogram.
     pub fn merge(&mut self, other: &Histogram) {
         for (cell, more) in self.cells.iter_mut().zip(other.cells.iter()) {
             *cell += more;
@@ -147,7 +148,7 @@ impl Histogram {
         self.max = self.max.max(other.max);
     }
 
-    /// What was recorded since `earlier`, an older copy of this one. The maximum is that of the last bucket that grew.
+    /// The values recorded since `earlier`, an older copy. The maximum is that of the last bucket that grew.
     #[must_use]
     pub fn since(&self, earlier: &Histogram) -> Histogram {
         let mut grown = self.clone();
@@ -164,13 +165,13 @@ impl Histogram {
         grown
     }
 
-    /// Forgets everything.
+    /// Resets all counts.
     pub fn clear(&mut self) {
         self.cells.fill(0);
         (self.sum, self.max) = (0, 0);
     }
 
-    /// The buckets that hold something, shortest first.
+    /// The buckets that are not empty, shortest first.
     pub fn buckets(&self) -> impl Iterator<Item = Bucket> {
         self.cells
             .iter()
@@ -190,12 +191,12 @@ impl Histogram {
             })
     }
 
-    /// How many surely did not exceed `span`: all buckets that end at or before it.
+    /// How many values certainly do not exceed `span`: those in all buckets that end at or before it.
     pub fn count_up_to(&self, span: Span) -> u64 {
         self.counts_up_to([span])[0]
     }
 
-    /// The same for each of these, of which none is shorter than the one before: for cumulative buckets.
+    /// The same for each of these ascending spans, for cumulative buckets.
     pub fn counts_up_to<const N: usize>(&self, spans: [Span; N]) -> [u64; N] {
         let (mut next, mut below) = (0, 0);
         spans.map(|span| {
@@ -211,7 +212,7 @@ impl Histogram {
     }
 }
 
-/// The bucket of a latency.
+/// The index of a latency's bucket.
 #[inline]
 #[expect(
     clippy::cast_possible_truncation,
@@ -228,7 +229,7 @@ const fn place(ns: u64) -> usize {
     }
 }
 
-/// Where a bucket begins.
+/// The lower bound of a bucket.
 const fn start(place: usize) -> u64 {
     let (octave, sub) = (place >> SUB_BITS, (place & ((1 << SUB_BITS) - 1)) as u64);
     match octave {

@@ -1,13 +1,13 @@
 //! Storage I/O control on one host: the order in which I/Os start on a datastore, and how many are in flight.
 //!
-//! An I/O that has passed its disk's filters is offered to the [`scheduler::Scheduler`] of its datastore. What may not
-//! go yet waits in its disk's queue and comes out of `pick` when its turn has come. Reservations, limits and shares are
-//! the administrator's ([`policy`]); the window and the device costs come from the governor as [`Orders`]. This module
-//! knows neither other hosts nor the datastore itself: it is told the time, and what has ended.
+//! The shard offers each I/O that has passed its disk's filters to the [`scheduler::Scheduler`] of its datastore. An
+//! I/O that may not start yet waits in its disk's queue, and `pick` returns it later. The administrator sets
+//! reservations, limits and shares ([`policy`]). The governor sets the window and the device costs ([`Orders`]). This
+//! module knows neither other hosts nor the datastore itself: its callers pass in the time and completions.
 //!
 //! # Always true
 //! - over any interval a limited disk or group starts at most `limit * interval + burst` units and one I/O
-//! - an I/O that waits was offered once and comes out once, in its disk's order
+//! - a queued I/O was offered once and is started once, in its disk's order
 //! - two backlogged disks differ by a bounded amount of device time, weighted by their shares, at any instant
 //!
 //! # Picture
@@ -63,30 +63,30 @@ impl Cost {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DiskKey(pub u64);
 
-/// A group of disks on this host that share limits: its place in [`shared::Groups`].
+/// A group of disks on this host that share limits: its index in [`shared::Groups`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupId(pub u32);
 
-/// How far I/O control goes on a datastore.
+/// The mode of I/O control on a datastore.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Mode {
-    /// No window, no shares, no reservations. Limits hold: they are promises about a disk, not about congestion.
+    /// No window, no shares, no reservations. Limits apply: they belong to a disk, not to congestion.
     Off,
-    /// Everything is counted and nobody is held back, by limits neither.
+    /// Everything is counted and no I/O is delayed, not even by limits.
     Observe,
-    /// Everything holds.
+    /// Full control.
     #[default]
     On,
 }
 
-/// What the governor tells the schedulers of a datastore.
+/// The governor's orders to the schedulers of a datastore.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Orders {
-    /// How far control goes.
+    /// The mode of control.
     pub mode: Mode,
-    /// Whether the datastore is congested. Where it is not, the window is wide and nobody's turn matters.
+    /// Whether the datastore is congested. If not, the window is wide and the order of disks does not matter.
     pub engaged: bool,
-    /// How much this host may have in flight, in 1/256 cost units; fractions of an I/O hold on average.
+    /// How much this host may have in flight, in 1/256 cost units. Fractions of an I/O apply on average.
     pub window: u64,
     /// What part of the reservations can be met, in 1/65536.
     pub theta: u32,
@@ -96,15 +96,15 @@ pub struct Orders {
     pub latency_p99: Span,
     /// What this host gets through, in cost units a second; 0 while unknown.
     pub per_second: u64,
-    /// Bytes of a unit of limits and reservations; 0: as before.
+    /// Bytes of a unit of limits and reservations; 0: unchanged.
     pub io_unit: u32,
-    /// How much single disks may have in flight, in 1/256 cost units, in the order of their keys; of the others the window
-    /// alone decides.
+    /// How much single disks may have in flight, in 1/256 cost units, sorted by key. Only the window limits the other
+    /// disks.
     pub parts: Vec<(DiskKey, u64)>,
 }
 
 impl Orders {
-    /// The orders of a datastore on which nothing is known and nothing is congested.
+    /// The orders for an uncongested datastore of which nothing is known.
     pub fn idle(costs: CostModel) -> Orders {
         Orders {
             mode: Mode::On,
@@ -120,39 +120,39 @@ impl Orders {
     }
 }
 
-/// What becomes of an I/O that was offered.
+/// The scheduler's decision on an offered I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offer {
-    /// Give it to the datastore now; it is accounted at this cost.
+    /// Submit it to the datastore now; it is accounted at this cost.
     Start(Cost),
-    /// It waits, and will come out of [`Scheduler::pick`], which is to be asked before the thread sleeps.
+    /// It is queued, and [`Scheduler::pick`] will return it. Call `pick` before the thread sleeps.
     Wait,
 }
 
-/// What a scheduler answers when it is asked for the next I/O.
+/// The scheduler's answer to a call of `pick`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pick {
-    /// Give this one to the datastore now; it is accounted at this cost. Then ask again.
+    /// Submit this I/O to the datastore now; it is accounted at this cost. Then call `pick` again.
     Now(DiskId, IoId, Cost),
-    /// Nothing before this moment, and why. Ask again then, or after an end or an offer.
+    /// No I/O may start before this time, and why. Call `pick` again then, or after a completion or an offer.
     At(Time, Hold),
-    /// The window is full. Ask again after an end. [`Scheduler::deadline`] may name a moment too.
+    /// The window is full. Call `pick` again after a completion. [`Scheduler::deadline`] may give a time too.
     Full,
-    /// There is room in the window, but it is this other I/O thread's turn: wake it. It is to ask its own scheduler of
-    /// this datastore. Ask this one again after an end, an offer or a wake.
+    /// The window has room, but another I/O thread has priority. Wake it; it then calls `pick` on its own scheduler of
+    /// this datastore. Call `pick` here again after a completion, an offer or a wake.
     Other(usize),
-    /// There is room, and it is another I/O thread's turn, and that one is awake already. Ask as for [`Pick::Other`].
+    /// The window has room, another I/O thread has priority, and it is awake already. Otherwise as [`Pick::Other`].
     Behind,
-    /// Nothing waits here that could go. Ask again after an end of a disk that has its part in flight, or an offer.
+    /// No queued I/O here can start. Call `pick` again after an offer, or a completion of a disk at its part.
     Empty,
 }
 
-/// Why an I/O waited.
+/// The reason why an I/O waited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Hold {
-    /// It was others' turn.
+    /// Other disks had priority by their shares.
     Shares,
-    /// It was the disk's turn, and the window was full.
+    /// The disk had priority, and the window was full.
     Window,
     /// The disk's limit of I/Os.
     Limit,
@@ -163,7 +163,7 @@ pub enum Hold {
 }
 
 impl Hold {
-    /// All of them, in the order of their numbers.
+    /// All reasons, in the order of their numbers.
     pub const ALL: [Hold; 5] = [
         Hold::Shares,
         Hold::Window,
@@ -172,7 +172,7 @@ impl Hold {
         Hold::Bandwidth,
     ];
 
-    /// Its place in [`Hold::ALL`].
+    /// The reason's index in [`Hold::ALL`].
     pub const fn index(self) -> usize {
         self as usize
     }
@@ -181,9 +181,9 @@ impl Hold {
 /// One disk's use of a datastore on one I/O thread between two calls of [`Scheduler::usage`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// Which disk.
+    /// The disk.
     pub disk: DiskId,
-    /// The same across hosts.
+    /// Its identity across hosts.
     pub key: DiskKey,
     /// Its shares.
     pub shares: u32,
@@ -193,38 +193,38 @@ pub struct Usage {
     pub limit: u64,
     /// Its latency target; zero: none.
     pub latency_target: Span,
-    /// How long the count ran.
+    /// The length of the interval.
     pub span: Span,
-    /// Reads and writes that ended: those of which the latencies below are.
+    /// Completed reads and writes; the latencies below cover these.
     pub ios: u64,
-    /// Units that started.
+    /// Units of started I/Os.
     pub units: u64,
-    /// Cost of what started, what is never held included.
+    /// Cost of started I/Os, including those that are never queued.
     pub cost: u64,
-    /// Cost of what ended: what the datastore did.
+    /// Cost of completed I/Os: the datastore's work.
     pub ended_cost: u64,
-    /// Bytes read and written by what started.
+    /// Bytes read and written by started I/Os.
     pub bytes: u64,
-    /// Sum of the normalised latencies of the reads and writes that ended, in nanoseconds.
+    /// Sum of the normalised latencies of completed reads and writes, in nanoseconds.
     pub latency_ns: u64,
     /// The greatest of them.
     pub latency_max: Span,
-    /// How many of them lay below 1 us, 2 us, 4 us ...: bucket `i` ends at `2^i` us, the last has no end.
+    /// A histogram of them: bucket `i` ends at `2^i` us; the last has no end.
     pub latency_counts: [u32; 32],
     /// Cost in flight, integrated over time in nanoseconds.
     pub in_flight_cost_ns: u128,
-    /// Cost that waited, integrated over time in nanoseconds.
+    /// Cost of queued I/Os, integrated over time in nanoseconds.
     pub waiting_cost_ns: u128,
-    /// How long I/Os waited, summed over the I/Os, by [`Hold`]. Under [`Mode::Observe`]: how far they were past a limit.
+    /// Queueing time summed over the I/Os, by [`Hold`]. Under [`Mode::Observe`]: how far I/Os exceeded a limit.
     pub held_ns: [u64; 5],
-    /// Whether it asked for anything, or still has something in flight or waiting.
+    /// Whether it issued any I/O, or has I/O in flight or queued.
     pub active: bool,
     /// Units left of its burst.
     pub burst_left: u64,
 }
 
 impl Usage {
-    /// The usage of the same disk over a span in which it does nothing.
+    /// The usage of the same disk over an idle interval.
     pub fn idle_for(&self, span: Span) -> Usage {
         Usage {
             shares: self.shares,
@@ -237,7 +237,7 @@ impl Usage {
         }
     }
 
-    /// The usage of a disk that has done nothing and has no policy.
+    /// The usage of an idle disk without a policy.
     pub(crate) fn none(disk: DiskId, key: DiskKey) -> Usage {
         Usage {
             disk,
@@ -264,17 +264,17 @@ impl Usage {
     }
 }
 
-/// What ended on one I/O thread within 100 ms while its datastore was congested: the rows of a regression that learns
-/// costs.
+/// Completions of one I/O thread within 100 ms while its datastore was congested. The cost regression uses these as
+/// rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bin {
     /// When it began.
     pub at: Time,
-    /// How long it is.
+    /// Its length.
     pub span: Span,
-    /// Reads that ended.
+    /// Completed reads.
     pub reads: u64,
-    /// Writes that ended.
+    /// Completed writes.
     pub writes: u64,
     /// Bytes of those reads.
     pub bytes_read: u64,

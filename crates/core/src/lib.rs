@@ -1,12 +1,13 @@
 //! The decisions on every I/O of a host's disks; this crate performs no I/O.
 //!
-//! An I/O thread (or the simulator) feeds a [`shard::Shard`] with events and carries out the effects that it
-//! appends. Time, sizes and identities are plain values that come in by argument; bytes stay outside and are
-//! known here only by the names of their buffers. There is no clock, lock, channel or system call in this crate.
+//! An I/O thread (or the simulator) feeds a [`shard::Shard`] with events and carries out the effects that it appends.
+//! Time, sizes and identities are plain values passed as arguments. Data stays outside; this crate only knows the
+//! numbers of its buffers. There is no clock, lock, channel or system call in this crate.
 //!
-//! Read it in a request's order: [`request`] (a guest's request), [`shard`] (the state machine of an I/O thread),
-//! [`stack`] (the filter stack of a disk), [`filter`] (one file for each filter), [`iocontrol`] (the scheduler of a
-//! datastore). Beside the requests: [`governor`] (the host's window on a datastore, set a few times a second).
+//! Suggested reading order, along a request's path: [`request`] (a guest's request), [`shard`] (the state machine of an
+//! I/O thread), [`stack`] (the filter stack of a disk), [`filter`] (one file for each filter), [`iocontrol`] (the
+//! scheduler of a datastore). Outside the path: [`governor`] (the host's window on a datastore, set a few times a
+//! second).
 
 #![no_std]
 #![forbid(unsafe_code)]

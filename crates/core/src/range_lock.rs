@@ -1,24 +1,24 @@
 //! Range locks: they order the overlapping requests of a disk.
 //!
-//! Most requests need no order: where two that are in flight together overlap, each sector may hold what either of them
-//! wrote. A request that is carried out as read, change and write back is different. It writes back sectors that are not its
-//! own, and must not do so with bytes that another request has replaced meanwhile. Such a request takes its range
-//! exclusively; every other request that changes the disk takes its range shared, but only while somebody holds or awaits a
-//! range exclusively. An image (later: a layout) asks here before it starts a request, and reports when one has ended.
+//! Most requests need no order: where two requests in flight overlap, each sector may contain the data of either. A
+//! read-modify-write request is different. It writes back sectors outside its own range, and must not overwrite data
+//! that another request has written meanwhile. It therefore takes its range exclusively. Every other request that
+//! changes the disk takes its range shared, but only while a request holds or awaits an exclusive range. An image calls
+//! the lock before it starts a request, and when one has completed.
 //!
 //! # Always true
 //! - an exclusive range overlaps no other range that is held
-//! - waiting requests start in the order in which they came, as far as their ranges overlap: none starves
-//! - while nobody wants an exclusive range the lock is idle, holds nothing, and its owner need not ask it
-//! - asking, and reporting an end, looks once at each request that is compared, however their ranges overlap; at most
-//!   [`MOST`] are, and those beyond wait in line for that: one disk's requests do not hold up the others of its I/O thread
+//! - waiting requests with overlapping ranges start in order of arrival: none starves
+//! - while no request wants an exclusive range the lock is idle, holds nothing, and its owner need not call it
+//! - acquiring and releasing look once at each compared request, whatever the overlaps. At most [`MOST`] requests are
+//!   compared; further ones wait in line. One disk's requests do not delay the other disks of its I/O thread
 //!
 //! # Picture
 //! ```text
 //!   shared     |-------|          |----|                 start at once, together
 //!   exclusive         |-|                                waits for the first shared one
 //!   shared            |-----|                            came later and overlaps it: waits for it
-//!   shared                              |----|           overlaps nobody who is ahead: starts at once
+//!   shared                              |----|           overlaps no earlier request: starts at once
 //! ```
 //!
 //! # Units
@@ -27,29 +27,29 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-/// Requests that are compared with one another: more than an honest guest has in flight, and few enough that looking at each
-/// takes some microseconds.
+/// The number of requests that are compared with one another. It exceeds what an ordinary guest has in flight, and
+/// looking at each takes only some microseconds.
 pub const MOST: usize = 2048;
 
-/// How a range is wanted.
+/// The mode of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Together with others that are shared.
+    /// Other requests may share the range.
     Shared,
-    /// Alone.
+    /// No other request may overlap the range.
     Exclusive,
 }
 
-/// A request's range, from `start` up to and without `end`.
+/// A request's range, from `start` up to but not including `end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// The owner's own name for the request; unique among those that hold or wait.
+    /// The owner's name for the request; unique among the requests that hold or wait.
     pub id: u32,
     /// First byte.
     pub start: u64,
-    /// First byte behind it.
+    /// First byte after the range.
     pub end: u64,
-    /// How.
+    /// The mode.
     pub mode: Mode,
 }
 
@@ -64,7 +64,7 @@ impl Wanted {
 #[derive(Debug)]
 struct Waiting {
     wanted: Wanted,
-    /// Requests that came before it, conflict with it, and have not ended.
+    /// The number of earlier conflicting requests that have not completed.
     blockers: usize,
 }
 
@@ -73,7 +73,7 @@ struct Waiting {
 pub struct RangeLock {
     held: Vec<Wanted>,
     waiting: VecDeque<Waiting>,
-    /// Behind all of these, not compared with anything yet.
+    /// Requests beyond the bound, not compared with any yet.
     in_line: VecDeque<Wanted>,
     /// Exclusive ranges, held or awaited.
     exclusive: usize,
@@ -87,12 +87,12 @@ impl Default for RangeLock {
 }
 
 impl RangeLock {
-    /// Nobody holds anything.
+    /// A lock without any holder.
     pub const fn new() -> RangeLock {
         RangeLock::comparing(MOST)
     }
 
-    /// The same with another bound than [`MOST`].
+    /// The same with a bound other than [`MOST`].
     pub const fn comparing(most: usize) -> RangeLock {
         RangeLock {
             held: Vec::new(),
@@ -103,26 +103,27 @@ impl RangeLock {
         }
     }
 
-    /// Whether nobody holds or awaits an exclusive range. A shared request then starts without asking.
+    /// Whether no request holds or awaits an exclusive range. A shared request then starts without calling the lock.
     #[inline]
     pub const fn is_idle(&self) -> bool {
         self.exclusive == 0
     }
 
-    /// Notes a request that started while the lock was idle. The owner reports all that are in flight before it first asks
-    /// for an exclusive range.
+    /// Adds a request that started while the lock was idle. Before its first exclusive range the owner reports all
+    /// requests in flight.
     ///
     /// # Panics
     /// When the lock is not idle.
     pub fn note_in_flight(&mut self, request: Wanted) {
         assert!(
             self.is_idle(),
-            "requests that start while a range is exclusive ask first"
+            "a request acquires its range first while another is exclusive"
         );
         self.held.push(request);
     }
 
-    /// Wants a range. Returns whether the request may start now; otherwise it waits, and [`RangeLock::release`] names it.
+    /// Requests a range. Returns whether the request may start now; otherwise it waits, and [`RangeLock::release`]
+    /// returns it.
     pub fn acquire(&mut self, wanted: Wanted) -> bool {
         self.exclusive += usize::from(wanted.mode == Mode::Exclusive);
         if !self.in_line.is_empty() || !self.has_room() {
@@ -136,7 +137,7 @@ impl RangeLock {
         self.held.len() + self.waiting.len() < self.most
     }
 
-    /// Compares a request with all before it. Returns whether it holds its range.
+    /// Compares a request with all earlier ones. Returns whether it holds its range.
     fn enter(&mut self, wanted: Wanted) -> bool {
         let waiting = self.waiting.iter().map(|waiting| &waiting.wanted);
         let ahead = self.held.iter().chain(waiting);
@@ -149,9 +150,9 @@ impl RangeLock {
         true
     }
 
-    /// A request that held its range has ended. Appends those that may start now to `started`, in order.
+    /// Releases the range of a completed request. Appends the requests that may start now to `started`, in order.
     ///
-    /// A request that holds nothing here, because it started and the lock became idle since, is not known, which is well.
+    /// An unknown request is ignored: it started, and the lock has become idle since.
     pub fn release(&mut self, id: u32, started: &mut Vec<u32>) {
         let Some(at) = self.held.iter().position(|held| held.id == id) else {
             return;
@@ -159,7 +160,7 @@ impl RangeLock {
         let released = self.held.swap_remove(at);
         self.exclusive -= usize::from(released.mode == Mode::Exclusive);
         let held = &mut self.held;
-        // Whoever waits and conflicts with it came after it, and has counted it.
+        // A waiting request that conflicts with it came later, and has counted it.
         self.waiting.retain_mut(|waiting| {
             waiting.blockers -= usize::from(waiting.wanted.conflicts(&released));
             let starts = waiting.blockers == 0;
@@ -170,7 +171,7 @@ impl RangeLock {
             !starts
         });
         if self.is_idle() {
-            // None of those that are left is exclusive.
+            // No remaining request is exclusive.
             started.extend(self.in_line.drain(..).map(|wanted| wanted.id));
             self.held.clear();
             return;
@@ -252,7 +253,7 @@ mod tests {
         assert!(lock.acquire(wanted(2, 4096, 8192, Mode::Exclusive)));
     }
 
-    /// Many that hold and many that wait: a guest's deep queues.
+    /// Many holders and many waiting requests, as from a guest's deep queues.
     #[test]
     fn many_that_wait_behind_one_cost_each_that_ends_one_look() {
         const MANY: u32 = 900;
@@ -283,7 +284,7 @@ mod tests {
         let mut lock = RangeLock::comparing(FEW);
         let requests = 10 * 16;
         for id in 0..requests {
-            // Each overlaps the one before it.
+            // Each overlaps its predecessor.
             let at = u64::from(id) * 4096;
             lock.acquire(wanted(id, at, at + 4097, Mode::Exclusive));
             assert!(lock.held.len() + lock.waiting.len() <= FEW);
@@ -299,7 +300,7 @@ mod tests {
         assert!(lock.is_idle());
     }
 
-    /// The rule, as the module has it: whoever is ahead and has not ended.
+    /// The rule of the module's description: an earlier request that has not completed blocks.
     fn may_start(all: &[(Wanted, bool)], at: usize) -> bool {
         all[..at]
             .iter()
@@ -314,7 +315,7 @@ mod tests {
             (seed >> 33) % below
         };
         let mut lock = RangeLock::new();
-        // In the order in which they came, and whether they have started.
+        // In order of arrival, and whether they have started.
         let mut all: Vec<(Wanted, bool)> = Vec::new();
         for id in 0..20_000 {
             if all.len() < 24 && random(2) == 0 {

@@ -1,24 +1,24 @@
 //! A guest's request, as plain values.
 //!
-//! A front end makes a [`Request`]; the shard takes it, the stack carries it, a datastore performs it, and an
-//! [`Outcome`] goes back. The bytes themselves stay with the I/O thread; here they are a [`Data`], a name.
+//! A front end makes a [`Request`], the shard and the stack pass it on, a datastore performs it, and an [`Outcome`]
+//! goes back. The bytes stay with the I/O thread; a [`Data`] names them here.
 //!
 //! # Units
-//! Offsets and lengths are bytes. They are not necessarily multiples of any block: NBD has none.
+//! Offsets and lengths are bytes. They need not be multiples of a block size: NBD has none.
 
 use crate::units::Time;
 
-/// One disk among those of an I/O thread. Given by the engine; never reused while the disk is attached.
+/// One disk of an I/O thread. The engine assigns the number and does not reuse it while the disk is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DiskId(pub u32);
 
-/// The front end's own name for a request; comes back with its answer, untouched.
+/// The front end's name for a request. The answer carries it unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(pub u64);
 
-/// One I/O inside a shard, from the moment it enters a stack to its answer.
+/// One I/O inside a shard, from its entry into a stack until its answer.
 ///
-/// The generation makes a stale or repeated completion recognisable: it can never end another I/O.
+/// The generation identifies a stale or repeated completion: it can never complete another I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IoId {
     pub(crate) index: u32,
@@ -26,12 +26,12 @@ pub struct IoId {
 }
 
 impl IoId {
-    /// As one number, for a completion's tag.
+    /// The id as one number, for a completion's tag.
     pub const fn to_bits(self) -> u64 {
         (self.generation as u64) << 32 | self.index as u64
     }
 
-    /// Back from [`IoId::to_bits`].
+    /// The inverse of [`IoId::to_bits`].
     #[expect(
         clippy::cast_possible_truncation,
         reason = "each half is taken on purpose"
@@ -44,27 +44,27 @@ impl IoId {
     }
 }
 
-/// What is asked.
+/// An operation on a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Op {
-    /// Fill the buffer from the disk.
+    /// Read from the disk into the buffer.
     Read,
-    /// Put the buffer on the disk.
+    /// Write the buffer to the disk.
     Write,
-    /// Make the range read as zeroes; with [`Flags::MAY_UNMAP`], space may be given back.
+    /// Make the range read as zeroes. With [`Flags::MAY_UNMAP`] the datastore may free the space.
     WriteZeroes,
-    /// The range's content no longer matters; space should be given back.
+    /// The range's content no longer matters; the datastore should free the space.
     Discard,
-    /// Make durable every write that was answered before this was asked.
+    /// Make durable every write that completed before this request was submitted.
     Flush,
-    /// Tell which parts of the range hold data, as [`Extent`] records in the buffer.
+    /// Report which parts of the range contain data, as [`Extent`] records in the buffer.
     Extents,
     /// The range will be read soon.
     Prefetch,
 }
 
 impl Op {
-    /// All of them, in the order of their numbers.
+    /// All operations, in the order of their numbers.
     pub const ALL: [Op; 7] = [
         Op::Read,
         Op::Write,
@@ -80,22 +80,22 @@ impl Op {
         matches!(self, Op::Write | Op::WriteZeroes | Op::Discard)
     }
 
-    /// Its place in [`Op::ALL`].
+    /// The operation's index in [`Op::ALL`].
     pub const fn index(self) -> usize {
         self as usize
     }
 }
 
-/// How a request is to be carried out: a small set.
+/// A set of flags that say how to carry out a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Flags(u8);
 
 impl Flags {
-    /// Nothing special.
+    /// No flags.
     pub const NONE: Flags = Flags(0);
-    /// Durable before it is answered (NBD's FUA; every write of a guest without a write-back cache).
+    /// The write is durable before it completes (NBD's FUA; every write of a guest without a write-back cache).
     pub const FUA: Flags = Flags(1);
-    /// Zeroes may be written by giving the space back (virtio's UNMAP; NBD without NO_HOLE).
+    /// The datastore may write zeroes by freeing the space (virtio's UNMAP; NBD without NO_HOLE).
     pub const MAY_UNMAP: Flags = Flags(2);
     /// Fail with [`Fault::Unsupported`] rather than write zeroes slowly (NBD's FAST_ZERO).
     pub const FAST_ONLY: Flags = Flags(4);
@@ -105,35 +105,35 @@ impl Flags {
         self.0 & other.0 == other.0
     }
 
-    /// Both sets.
+    /// The union of both sets.
     #[must_use]
     pub const fn with(self, other: Flags) -> Flags {
         Flags(self.0 | other.0)
     }
 
-    /// As a number, for the trace format. New flags only append bits.
+    /// The set as a number, for the trace format. New flags only append bits.
     pub const fn bits(self) -> u8 {
         self.0
     }
 }
 
-/// Names bytes that the I/O thread holds: a buffer, and where in it this I/O's bytes begin.
+/// Names bytes that the I/O thread stores: a buffer, and the offset where this I/O's bytes begin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Data {
-    /// Which buffer.
+    /// The buffer's number.
     pub buffer: u32,
-    /// First byte of it that belongs to this I/O.
+    /// Offset of this I/O's first byte in the buffer.
     pub start: u32,
 }
 
 impl Data {
-    /// For operations that carry no bytes.
+    /// For operations without data.
     pub const NONE: Data = Data {
         buffer: u32::MAX,
         start: 0,
     };
 
-    /// The same buffer, `bytes` further on.
+    /// The same buffer, `bytes` further.
     #[must_use]
     pub const fn skip(self, bytes: u32) -> Data {
         Data {
@@ -143,42 +143,42 @@ impl Data {
     }
 }
 
-/// One request, as a front end understood it.
+/// One request, as the front end decoded it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What is asked.
+    /// The operation.
     pub op: Op,
-    /// How.
+    /// Its flags.
     pub flags: Flags,
-    /// Where on the disk, in bytes.
+    /// Offset on the disk, in bytes.
     pub offset: u64,
-    /// How much, in bytes; zero for a flush.
+    /// Length in bytes; zero for a flush.
     pub len: u64,
-    /// The bytes to write, or the place to read into.
+    /// The bytes to write, or the buffer to read into.
     pub data: Data,
-    /// When the front end first saw it waiting (a stage of its latency begins here).
+    /// When the front end first saw the request. Its latency starts here.
     pub arrived: Time,
 }
 
-/// Why a request failed: what front ends must be able to tell a guest apart.
+/// Why a request failed. A front end reports each as a different error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Fault {
-    /// The datastore could not do it (EIO).
+    /// The datastore returned an error (EIO).
     Io,
     /// The datastore is full (ENOSPC).
     NoSpace,
-    /// The request makes no sense: past the end, overlong (EINVAL).
+    /// The request is invalid: past the end, or too long (EINVAL).
     Invalid,
     /// The disk, or the datastore, is read-only (EPERM, EROFS).
     ReadOnly,
-    /// This disk cannot do that (EOPNOTSUPP).
+    /// The disk does not support the operation (EOPNOTSUPP).
     Unsupported,
-    /// The disk is being taken away (ESHUTDOWN).
+    /// The disk is being detached (ESHUTDOWN).
     Gone,
 }
 
 impl Fault {
-    /// All of them, in the order of their numbers.
+    /// All faults, in the order of their numbers.
     pub const ALL: [Fault; 6] = [
         Fault::Io,
         Fault::NoSpace,
@@ -189,24 +189,24 @@ impl Fault {
     ];
 }
 
-/// How a request ended.
+/// The result of a request.
 pub type Outcome = Result<(), Fault>;
 
-/// One answer to [`Op::Extents`]: this many bytes, and what they are. Extents follow each other without a gap.
+/// One record of an answer to [`Op::Extents`]: a length and a kind. Extents follow each other without a gap.
 ///
 /// In the buffer: 16 bytes each, `len` then `kind` as little-endian `u64`s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Bytes, never zero.
+    /// Length in bytes, never zero.
     pub len: u64,
-    /// What they are.
+    /// The kind.
     pub kind: ExtentKind,
 }
 
-/// What a stretch of a disk is, as NBD's `base:allocation` tells it.
+/// The state of a range of a disk, as in NBD's `base:allocation`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExtentKind {
-    /// Allocated; may hold anything.
+    /// Allocated, with any content.
     Data,
     /// Not allocated, reads as zeroes.
     Hole,
@@ -215,10 +215,10 @@ pub enum ExtentKind {
 }
 
 impl Extent {
-    /// Bytes that one takes in a buffer.
+    /// Bytes of one record in the buffer.
     pub const SIZE: usize = 16;
 
-    /// As it lies in the buffer.
+    /// The record as stored in the buffer.
     pub fn encode(self) -> [u8; Extent::SIZE] {
         let mut bytes = [0; Extent::SIZE];
         bytes[..8].copy_from_slice(&self.len.to_le_bytes());
@@ -226,7 +226,7 @@ impl Extent {
         bytes
     }
 
-    /// Back from [`Extent::encode`]. `None` for a length of zero (the end of a shorter list) or an unknown kind.
+    /// The inverse of [`Extent::encode`]. `None` for a length of zero (the end of a shorter list) or an unknown kind.
     pub fn decode(bytes: &[u8; Extent::SIZE]) -> Option<Extent> {
         let (len, kind) = bytes.split_first_chunk::<8>()?;
         let len = u64::from_le_bytes(*len);

@@ -68,14 +68,14 @@ struct Disk {
     qos: QosState,
     /// Whether it is in [`Shard::ready`].
     ready: bool,
-    /// Requests that came while the filters change, in order.
+    /// Requests that arrived while the filters change, in order.
     waiting: VecDeque<(Token, Request)>,
 }
 
 /// The state of one disk.
 #[derive(Clone, Debug)]
 pub struct DiskReport {
-    /// Guests' I/Os between their entry and their answer.
+    /// Guests' I/Os between entry and answer.
     pub in_flight: usize,
     /// Requests that wait for a change of filters.
     pub waiting: usize,
@@ -86,7 +86,7 @@ pub struct DiskReport {
 }
 
 impl Shard {
-    /// Without disks, with room for `in_flight` I/Os before it allocates.
+    /// A shard without disks, with room for `in_flight` I/Os before it allocates.
     pub fn new(in_flight: usize) -> Shard {
         Shard {
             disks: Vec::new(),
@@ -101,9 +101,9 @@ impl Shard {
     /// Handles one event. Appends the effects to `out`, in order.
     ///
     /// # Panics
-    /// If an order (rearrange, resize, detach, a policy) names an unknown disk, or an attachment an unknown control: the
-    /// engine knows them. Late events (requests, completions, side writes, orders and wakes for a control) are answered
-    /// `Gone`, counted, or dropped.
+    /// If an order (rearrange, resize, detach, a policy) names an unknown disk, or an attachment names an unknown
+    /// control. Late events (requests, completions, side writes, orders and wakes for a control) are answered `Gone`,
+    /// counted, or dropped.
     // Inline, so that the compiler need not build the event of a request in memory.
     #[inline(always)]
     pub fn handle(&mut self, now: Time, event: Event, out: &mut Vec<Effect>) {
@@ -224,7 +224,7 @@ impl Shard {
         }
     }
 
-    /// When it next commands [`Event::Ticked`], and why.
+    /// When it next needs [`Event::Ticked`], and why.
     pub fn deadline(&self) -> Option<(Time, Why)> {
         let filters = self
             .timed
@@ -255,7 +255,7 @@ impl Shard {
         Some(disk.stack.pulse())
     }
 
-    /// Guests' and filters' I/Os inside.
+    /// I/Os in flight, of guests and of filters.
     pub fn in_flight(&self) -> usize {
         self.ios.len()
     }
@@ -279,7 +279,7 @@ impl Shard {
         assert!(self.disks[place].is_none(), "a disk is attached once");
         if let Some(controlled) = control {
             let scheduler = scheduler_of(&mut self.schedulers, controlled.control)
-                .expect("the engine attaches disks to controls that it has handed in");
+                .expect("the engine attaches disks only to controls that it has created");
             scheduler.add(now, id, controlled.key, &controlled.policy);
             if let Some(spent) = &controlled.spent {
                 scheduler.resume(now, id, spent);
@@ -289,7 +289,7 @@ impl Shard {
         self.note_timed();
     }
 
-    /// Lists the disks that have deadlines, so that the others are not asked.
+    /// Lists the disks that have deadlines; the others are skipped.
     fn note_timed(&mut self) {
         self.timed.clear();
         for (place, disk) in (0u32..).zip(&self.disks) {
@@ -309,7 +309,7 @@ impl Shard {
         out: &mut Vec<Effect>,
     ) {
         let Some(disk) = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut) else {
-            // It was detached meanwhile.
+            // The disk was detached meanwhile.
             return refuse(id, token, request, Fault::Gone, out);
         };
         if !matches!(disk.gate, Gate::Open) {
@@ -533,7 +533,7 @@ mod tests {
         let ios: Vec<_> = out.drain(..).map(|effect| started(&[effect])).collect();
         assert_eq!(ios.len(), 3);
 
-        // One ends three times at the same moment, and one that has not begun ends, too.
+        // One completes three times at the same moment, and one completes that has not started.
         let late = asked(9, request(Op::Write, 0, 512));
         shard.gather(Time::ZERO, late, &mut out);
         let next = IoId {
@@ -551,11 +551,15 @@ mod tests {
             op: Op::Write,
             outcome: Ok(()),
         };
-        assert_eq!(out[..2], [answer(0), answer(2)], "those that end go first");
+        assert_eq!(
+            out[..2],
+            [answer(0), answer(2)],
+            "completions are handled first"
+        );
         assert_eq!(started(&out[2..]), next);
         assert_eq!(shard.in_flight(), 2);
 
-        // Nothing is left to go on.
+        // No I/O is left.
         out.clear();
         shard.flow(Time::ZERO, &mut out);
         assert_eq!(out, []);

@@ -1,16 +1,16 @@
 //! A table of reusable entries; each [`IoId`] is valid once.
 //!
-//! The shard keeps its I/Os here. Places are reused; the generation in the id is not, so a completion that comes
-//! late, or twice, finds nothing instead of somebody else's I/O.
+//! The shard stores its I/Os here. Entries are reused, but generations are not. A late or repeated completion therefore
+//! finds nothing instead of another I/O.
 //!
 //! # Always true
-//! - `get(insert(v)) == v` until `remove`, and `None` for ever after (property-tested against a map)
-//! - `len()` is the number of values inside
+//! - `get(insert(v)) == v` until `remove`, and `None` afterwards (property-tested against a map)
+//! - `len()` is the number of stored values
 
 use crate::request::IoId;
 use alloc::vec::Vec;
 
-/// End of the list of free places.
+/// End of the list of free entries.
 const NONE: u32 = u32::MAX;
 
 /// See the module.
@@ -23,10 +23,10 @@ pub struct Slab<T> {
 
 #[derive(Debug)]
 struct Place<T> {
-    /// Odd while a value is inside, as every id's is: none fits a place that is free.
+    /// Odd while the entry stores a value, as in every id. No id matches a free entry.
     generation: u32,
     next_free: u32,
-    /// Of a free place: the last that was inside.
+    /// For a free entry: the last value that it stored.
     value: T,
 }
 
@@ -38,7 +38,7 @@ impl<T> Place<T> {
 }
 
 impl<T: Copy> Slab<T> {
-    /// Empty, with room for `capacity` values before it allocates.
+    /// An empty table, with room for `capacity` values before it allocates.
     pub fn with_capacity(capacity: usize) -> Slab<T> {
         Slab {
             places: Vec::with_capacity(capacity),
@@ -47,20 +47,20 @@ impl<T: Copy> Slab<T> {
         }
     }
 
-    /// How many values are inside.
+    /// The number of stored values.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether none is.
+    /// Whether the table is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Puts in the value that `make` builds for its id.
+    /// Inserts the value that `make` builds for its id.
     ///
     /// # Panics
-    /// With 2^32 values inside: no queue is that deep.
+    /// If it stores 2^32 values: no queue is that deep.
     #[inline]
     pub fn insert_with(&mut self, make: impl FnOnce(IoId) -> T) -> IoId {
         self.len += 1;
@@ -78,7 +78,7 @@ impl<T: Copy> Slab<T> {
         id
     }
 
-    /// The same, where no place is free.
+    /// The same, if no entry is free.
     #[cold]
     fn grow(&mut self, make: impl FnOnce(IoId) -> T) -> IoId {
         let index = u32::try_from(self.places.len())
@@ -97,55 +97,55 @@ impl<T: Copy> Slab<T> {
         id
     }
 
-    /// The value under `id`, while it is inside.
+    /// The value under `id`, if it is stored.
     #[inline]
     pub fn get(&self, id: IoId) -> Option<&T> {
         let place = self.places.get(id.index as usize)?;
         place.holds(id).then_some(&place.value)
     }
 
-    /// The value under `id`, to change.
+    /// The value under `id`, mutable, if it is stored.
     #[inline]
     pub fn get_mut(&mut self, id: IoId) -> Option<&mut T> {
         let place = self.places.get_mut(id.index as usize)?;
         place.holds(id).then_some(&mut place.value)
     }
 
-    /// The value under an id that its holder knows to be inside, since nobody else takes it out.
+    /// The value under an id that the caller knows to be valid.
     ///
     /// # Panics
-    /// With an id that this table never gave.
+    /// If this table never gave out the id.
     #[inline]
     pub(crate) fn inside(&self, id: IoId) -> &T {
         self.looked_at()(id)
     }
 
-    /// [`Slab::inside`] for many, one after the other: where the table lies is read once.
+    /// [`Slab::inside`] for a list of ids. It reads the table's address once.
     ///
     /// # Panics
-    /// What it returns does, as above.
+    /// The returned function panics as above.
     #[inline]
     pub(crate) fn looked_at<'a>(&'a self) -> impl Fn(IoId) -> &'a T + Copy {
         let places = self.places.as_slice();
         move |id| {
             let place = &places[id.index as usize];
-            debug_assert!(place.holds(id), "what is known to be inside is inside");
+            debug_assert!(place.holds(id), "the id is valid");
             &place.value
         }
     }
 
-    /// The same, to change.
+    /// The same, mutable.
     ///
     /// # Panics
     /// As above.
     #[inline]
     pub(crate) fn inside_mut(&mut self, id: IoId) -> &mut T {
         let place = &mut self.places[id.index as usize];
-        debug_assert!(place.holds(id), "what is known to be inside is inside");
+        debug_assert!(place.holds(id), "the id is valid");
         &mut place.value
     }
 
-    /// Takes the value under `id` out; the id is worth nothing from now on.
+    /// Removes the value under `id`. The id is invalid from now on.
     #[inline]
     pub fn remove(&mut self, id: IoId) -> Option<T> {
         let place = self.places.get_mut(id.index as usize)?;
@@ -159,7 +159,7 @@ impl<T: Copy> Slab<T> {
         Some(place.value)
     }
 
-    /// Every value, by place.
+    /// Every value, by index.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         let inside = self.places.iter().filter(|place| place.generation % 2 == 1);
         inside.map(|place| &place.value)

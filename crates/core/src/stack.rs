@@ -39,15 +39,15 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-/// One place of a new arrangement of filters.
+/// One position of a new arrangement of filters.
 pub enum Place {
-    /// The filter that stands under this key now, with all that it knows.
+    /// The existing filter with this key, with its state.
     Keep(FilterKey),
-    /// A new one.
+    /// A new filter.
     New(FilterKey, Box<dyn Filter>),
 }
 
-/// A disk's filters, top first, and what is inside them.
+/// A disk's filters, top first, and the I/Os inside them.
 pub struct Stack {
     /// By operation: the end offset of the guest's last I/O.
     ends: [u64; Op::ALL.len()],
@@ -120,12 +120,12 @@ impl Stack {
         self.inside.timed
     }
 
-    /// Whether no I/O is inside, the guest's or a filter's.
+    /// Whether no I/O is inside, neither of the guest nor of a filter.
     pub(crate) fn is_quiet(&self) -> bool {
         self.inside.in_flight == 0 && self.inside.lower == 0
     }
 
-    /// Takes on the new arrangement and gives back the filters that have no place in it.
+    /// Applies the new arrangement and returns the removed filters.
     fn arrange(&mut self, places: Vec<Place>) -> Vec<Layer> {
         assert!(
             places.len() <= MAX_FILTERS,
@@ -140,7 +140,7 @@ impl Stack {
                         .iter_mut()
                         .find(|l| l.as_ref().is_some_and(|l| l.key == key));
                     kept.and_then(Option::take)
-                        .expect("a kept filter stands in the old arrangement, once")
+                        .expect("the old arrangement contains each reused filter once")
                 }
             };
             self.inside.layers.push(layer);
@@ -272,8 +272,8 @@ impl Stack {
         cx.run(&mut self.inside);
     }
 
-    /// The client of these requests is gone: those that the datastore does not have complete now, the top filter's
-    /// first. `tokens` are sorted.
+    /// The client of these requests has disconnected. Requests that the datastore does not have yet complete now, those
+    /// of the top filter first. `tokens` are sorted.
     pub(crate) fn abandon(&mut self, cx: &mut StackCx<'_>, tokens: &[Token]) {
         let bottom = self.inside.layers.len();
         for level in 0..bottom {
@@ -301,7 +301,7 @@ impl Stack {
         cx.run(&mut self.inside);
     }
 
-    /// A side buffer comes back to the filter that sent it, if it is still here.
+    /// Returns a side buffer to the filter that sent it, if that still exists.
     pub(crate) fn side_done(
         &mut self,
         cx: &mut StackCx<'_>,
@@ -336,7 +336,7 @@ impl Stack {
             .collect()
     }
 
-    /// The sums of the topmost filter that measures: it sees what the guest sees.
+    /// The sums of the topmost filter that measures. It sees what the guest sees.
     pub fn pulse(&self) -> Option<Pulse> {
         self.inside.layers.iter().find_map(|l| l.filter.pulse())
     }
@@ -348,8 +348,8 @@ pub(crate) struct StackCx<'a> {
     pub(crate) exit: StackExit<'a>,
 }
 
-/// What lies around a stack: the moment, and where I/Os go that leave it. Apart from the I/Os, so that one that was
-/// found stays found for the whole cx.
+/// The surroundings of a stack: the time, and the exit for I/Os. Separate from the I/Os, so that a lookup of an I/O
+/// stays valid for the whole pass.
 pub(crate) struct StackExit<'a> {
     pub(crate) now: Time,
     pub(crate) disk: DiskId,
@@ -395,7 +395,7 @@ fn start(disk: DiskId, io: &Io) -> Effect {
     }
 }
 
-/// An I/O as it comes in, to go down.
+/// The state of an I/O that enters the stack.
 #[inline]
 fn entering(now: Time, id: IoId, origin: Origin, request: &Request, follows: bool) -> Io {
     Io {
@@ -477,7 +477,7 @@ impl StackExit<'_> {
         }
     }
 
-    /// Whether the scheduler is to be asked for the next.
+    /// Whether the caller must call the scheduler's `pick`.
     #[inline(always)]
     pub(crate) fn someone_waits(&mut self) -> bool {
         self.waits
@@ -565,7 +565,7 @@ impl StackCx<'_> {
         inside.alone = alone;
     }
 
-    /// Passes up filters' own I/Os, each to the filter that it came from.
+    /// Passes completed I/Os of filters up, each to the filter that issued it.
     #[cold]
     fn up_each(&mut self, inside: &mut Inside, ids: &mut Vec<IoId>) {
         let bottom = inside.layers.len();
@@ -574,7 +574,7 @@ impl StackCx<'_> {
         }
     }
 
-    /// The one place where an I/O ends.
+    /// The only place where an I/O ends.
     #[inline(always)]
     fn end(&mut self, inside: &mut Inside, id: IoId) {
         let io = self.ios.remove(id).expect("an I/O ends exactly once");
@@ -631,7 +631,7 @@ impl StackCx<'_> {
         }
     }
 
-    /// Handles an I/O that a filter deferred, or completed on its way down: that one goes up from there.
+    /// Handles an I/O that a filter deferred, or completed on its way down. A completed I/O goes up from there.
     fn divert(&mut self, inside: &mut Inside, diverted: Diverted) {
         let Diverted {
             io: id,
@@ -646,7 +646,7 @@ impl StackCx<'_> {
                 io.outcome = outcome;
                 self.up_alone(inside, id, level.into());
             }
-            Verdict::Pass => unreachable!("what passes stays with the others"),
+            Verdict::Pass => unreachable!("an I/O that passes stays in the batch"),
         }
     }
 
@@ -696,7 +696,7 @@ impl StackCx<'_> {
     }
 }
 
-/// Whether an I/O is one of these requests, or a filter's own I/O that one of them waits for.
+/// Whether an I/O is one of these requests, or a filter's I/O on behalf of one.
 fn is_gone(id: IoId, tokens: &[Token], layers: &[Layer], ios: &Slab<Io>) -> bool {
     let Some(io) = ios.get(id) else { return false };
     match io.origin {
@@ -708,7 +708,7 @@ fn is_gone(id: IoId, tokens: &[Token], layers: &[Layer], ios: &Slab<Io>) -> bool
     }
 }
 
-/// A level as filters carry it.
+/// A level in the type that filters store.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "a stack has at most MAX_FILTERS levels"
@@ -717,7 +717,7 @@ fn level_u8(level: usize) -> u8 {
     level as u8
 }
 
-/// Whether a flush stands for the operation: it has no range.
+/// Whether the operation has a range. A flush has none.
 pub(crate) fn has_range(op: Op) -> bool {
     op != Op::Flush
 }

@@ -1,7 +1,7 @@
 //! Time and span as plain numbers of nanoseconds.
 //!
-//! Everything in this crate is told the time; nothing asks for it. The engine fills [`Time`] from the monotonic
-//! clock, the simulator from its own.
+//! Code in this crate receives the time as an argument and never reads a clock. The engine reads the monotonic clock,
+//! the simulator its virtual one.
 //!
 //! # Units
 //! Nanoseconds in 64 bits: 584 years, so sums saturate rather than wrap.
@@ -9,7 +9,7 @@
 use core::fmt;
 use core::ops::{Add, Sub};
 
-/// A moment, in nanoseconds since an origin that only its driver knows.
+/// A point in time, in nanoseconds since an arbitrary origin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(u64);
 
@@ -18,9 +18,9 @@ pub struct Time(u64);
 pub struct Span(u64);
 
 impl Time {
-    /// The origin; also what a stamp holds before it is set.
+    /// The origin; also the value of a time stamp before it is set.
     pub const ZERO: Time = Time(0);
-    /// Later than anything that happens.
+    /// Later than any event.
     pub const NEVER: Time = Time(u64::MAX);
 
     /// The moment `ns` nanoseconds after the origin.
@@ -33,14 +33,14 @@ impl Time {
         self.0
     }
 
-    /// How long after `earlier` this is; zero when it is not after it.
+    /// The time from `earlier` to this; zero if this is not later.
     pub const fn since(self, earlier: Time) -> Span {
         Span(self.0.saturating_sub(earlier.0))
     }
 }
 
 impl Span {
-    /// No time at all.
+    /// The empty span.
     pub const ZERO: Span = Span(0);
 
     /// A span of `ns` nanoseconds.

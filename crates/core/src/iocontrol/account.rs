@@ -1,13 +1,13 @@
 //! Usage accounting: what each disk uses of a datastore, and what the I/O thread completes.
 //!
-//! The scheduler calls these on every I/O that counts, so each is a few additions. Nothing here decides anything.
+//! The scheduler calls these for every counted I/O, so each is a few additions. This module makes no decisions.
 //!
-//! Of a disk that does much where nothing is congested the shard counts one I/O in 32 or so ([`super::sampler`]): that one
-//! comes here as so many I/Os, and stands for those before it.
+//! On an uncongested datastore the shard samples about one I/O in 32 of a busy disk ([`super::sampler`]). A sample is
+//! counted with the number of I/Os that it represents.
 //!
 //! # Always true
-//! - an integral over time of what was counted is exact whenever it is read, though nothing is added up in between
-//! - every I/O that was counted and ended stands in the latencies, one that counts for several so often
+//! - an integral over time is exact whenever it is read, without updates in between
+//! - every counted I/O that completed is included in the latencies, a sample as often as it represents I/Os
 
 use super::{Bin, Hold, Usage};
 use crate::units::{Span, Time};
@@ -19,17 +19,17 @@ const BIN: Span = Span::from_millis(100);
 /// Bins that are stored until they are collected: 6 s. Origin: chosen; no measurement.
 const BINS_MAX: usize = 64;
 
-/// A disk with fewer I/Os a second has each one counted; at such a rate the cost does not show. Origin: chosen
+/// Below this rate a disk has every I/O counted; at such a rate the cost does not show. Origin: chosen
 /// (decisions/0013).
 const EVERY_BELOW: u64 = 20_000;
 
-/// The rate of a disk is taken over so many I/Os, so that a sample stands for a small part. Origin: chosen
+/// The rate of a disk is measured over this many I/Os, so that a sample represents a small part. Origin: chosen
 /// (decisions/0013).
 const EVERY_OF: u64 = 1_000;
 
-/// The integral over time of a level that goes up and down.
+/// The integral over time of a level that rises and falls.
 ///
-/// `level * now - (what each came in at) + (what each went at)`, all modulo 2^64; the true result is far smaller.
+/// `level * now - (sum of start times) + (sum of end times)`, all modulo 2^64; the true result is far smaller.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Area {
     level: u64,
@@ -58,29 +58,29 @@ impl Area {
     }
 }
 
-/// One disk's counts since they were last read. What every I/O touches comes first, and what one step touches does not
-/// stand side by side: where it does, the compiler gathers pairs of them at twice the instructions.
+/// One disk's counts since the last report. The fields that every I/O touches come first. Fields that one step updates
+/// are not adjacent: otherwise the compiler merges them into vectors, at twice the instructions.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub(super) struct Account {
-    /// Whether neither a limit nor a group can hold the disk. One that is not here is not free.
+    /// Whether neither a limit nor a group can delay the disk. A detached disk is not free.
     pub(super) free: bool,
-    /// Where its last request ended.
+    /// The end offset of its last request.
     pub(super) end: u64,
-    /// Cost that has ended: with what started, a level of which `area` is the integral, as [`Area`] does it.
+    /// Cost of completed I/Os. With `started` it gives a level whose integral is `area`, computed as by [`Area`].
     ended: u64,
-    /// Cost that has started, what was in flight at first among it.
+    /// Cost of started I/Os, including the cost in flight at the start of the interval.
     started: u64,
     units: u64,
     bytes: u64,
     area: u64,
-    /// Reads and writes that ended.
+    /// Completed reads and writes.
     ios: u64,
-    /// What was in flight at first.
+    /// The cost in flight at the start of the interval.
     carried: u64,
-    /// Whether it does so much that a part of its I/Os can stand for all.
+    /// Whether its rate is high enough for sampling.
     busy: bool,
-    /// When that was last looked at, and how many have to end until it is looked at again.
+    /// When the rate was last measured, and how many completions remain until the next measurement.
     mark: Time,
     marks_at: u64,
     since: Time,
@@ -90,7 +90,7 @@ pub(super) struct Account {
 }
 
 impl Account {
-    /// That of a disk that comes now.
+    /// The account of a new disk.
     pub(super) fn new(now: Time, free: bool) -> Account {
         Account {
             free,
@@ -130,7 +130,7 @@ impl Account {
         self.started.saturating_sub(self.ended)
     }
 
-    /// So many reads or writes have ended, with this latency. Returns whether [`Account::is_busy`] was found anew.
+    /// Counts completed reads or writes with this latency. Returns whether [`Account::is_busy`] was computed again.
     #[inline]
     pub(super) fn look(&mut self, now: Time, latency: Span, times: u64) -> bool {
         self.ios += times;
@@ -155,17 +155,17 @@ impl Account {
         (self.mark, self.marks_at) = (now, self.ios + EVERY_OF);
     }
 
-    /// Whether it does so much that a part of its I/Os can stand for all.
+    /// Whether its rate is high enough for sampling.
     pub(super) fn is_busy(&self) -> bool {
         self.busy
     }
 
-    /// Whether anything started since the counts were read, or is in flight.
+    /// Whether any I/O started since the last report, or is in flight.
     pub(super) fn is_active(&self) -> bool {
         self.started > self.carried || self.in_flight() > 0
     }
 
-    /// Tells the counts and starts new ones; what is in flight goes on.
+    /// Reports the counts and resets them; I/Os in flight remain.
     pub(super) fn tell(&mut self, now: Time, usage: &mut Usage) {
         usage.span = now.since(self.since);
         usage.ios = self.ios;
@@ -191,13 +191,13 @@ impl Account {
     }
 }
 
-/// Whether so many I/Os in such a time are more than need to be counted one by one.
+/// Whether this rate is too high to count I/Os one by one.
 fn is_much(ios: u64, span: Span) -> bool {
     let rate = u128::from(ios) * 1_000_000_000 / u128::from(span.as_nanos().max(1));
     ios >= EVERY_OF && rate > u128::from(EVERY_BELOW)
 }
 
-/// How much of one disk waits, and for what.
+/// How much of one disk is queued, and why.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Waits {
     cost: Area,
@@ -216,7 +216,7 @@ impl Waits {
         self.cost.down(now, cost);
     }
 
-    /// So many I/Os have waited for this reason since the last call.
+    /// Adds I/Os that have waited for this reason since the last call.
     #[inline]
     pub(super) fn held(&mut self, now: Time, waiting: usize, hold: Hold) {
         let span = now.since(self.since).as_nanos();
@@ -224,19 +224,19 @@ impl Waits {
         self.held_ns[hold.index()] += span.saturating_mul(waiting as u64);
     }
 
-    /// An I/O that was not held would have been, for so long.
+    /// Adds the time by which a limit would have delayed an I/O that was not delayed.
     pub(super) fn would_be_held(&mut self, hold: Hold, ns: u64) {
         self.held_ns[hold.index()] += ns;
     }
 
-    /// Tells the counts and starts new ones; what waits goes on.
+    /// Reports the counts and resets them; queued I/Os remain.
     pub(super) fn tell(&mut self, now: Time, usage: &mut Usage) {
         usage.waiting_cost_ns = u128::from(self.cost.take(now));
         usage.held_ns = core::mem::take(&mut self.held_ns);
     }
 }
 
-/// What ends on one I/O thread, in bins.
+/// Completions of one I/O thread, in bins.
 #[derive(Debug, Default)]
 pub(super) struct Bins {
     open: Bin,
@@ -244,7 +244,7 @@ pub(super) struct Bins {
 }
 
 impl Bins {
-    /// Counts reads and writes that ended.
+    /// Counts completed reads and writes.
     pub(super) fn count(&mut self, now: Time, reads: u64, writes: u64, len: u64) {
         if now >= self.open.at + BIN {
             self.close(now);
@@ -264,7 +264,7 @@ impl Bins {
         self.restart(now);
     }
 
-    /// Begins a new bin; what the last one counted is forgotten.
+    /// Starts a new bin and discards the last one.
     pub(super) fn restart(&mut self, now: Time) {
         self.open = Bin {
             at: now,
@@ -272,7 +272,7 @@ impl Bins {
         };
     }
 
-    /// Hands out the bins that are closed.
+    /// Returns the closed bins.
     pub(super) fn take(&mut self, out: &mut Vec<Bin>) {
         out.append(&mut self.closed);
     }
@@ -355,11 +355,11 @@ mod tests {
         account.look(at(120), latency, 500);
         assert!(account.is_busy());
         told(&mut account, 150);
-        assert!(!account.is_busy(), "so few in a count");
+        assert!(!account.is_busy(), "too few I/Os");
         account.look(at(160), latency, 1_000);
         assert!(account.is_busy());
         told(&mut account, 1_000);
-        assert!(!account.is_busy(), "so long a time");
+        assert!(!account.is_busy(), "too long an interval");
     }
 
     #[test]

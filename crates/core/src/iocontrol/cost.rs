@@ -1,18 +1,18 @@
-//! The cost model: what a request costs a device, and its latency as if it were small.
+//! The cost model: the device cost of a request, and its latency normalised to a small request.
 //!
-//! Shares and windows count device time, so that a disk with large requests does not get more of the device than one
-//! with small ones. The governor learns the numbers; schedulers only apply them.
+//! Shares and windows count device time, so a disk with large requests does not get more of the device than one with
+//! small requests. The governor learns the numbers; schedulers only apply them.
 //!
 //! # Units
-//! 1/256 of a 4 KiB random read; per MiB, because the cost of a byte is far below that.
-//! All rounded down, but never to nothing.
+//! 1/256 of a 4 KiB random read. Byte costs are per MiB, because one byte costs far less. All values are rounded down,
+//! but never to zero.
 
 use super::Cost;
 use super::policy::units;
 use crate::request::Op;
 use crate::units::Span;
 
-/// Zeroing and discarding cost no more from so many bytes on: a datastore frees space, and does not write it. Origin:
+/// From this length on, zeroing and discarding cost no more: a datastore frees the space and does not write it. Origin:
 /// chosen; no measurement.
 const METADATA_MAX: u64 = 1 << 20;
 
@@ -21,32 +21,33 @@ const LEN_MAX: u64 = 1 << 32;
 
 const MIB: u64 = 1 << 20;
 
-/// The size at which latencies are compared.
+/// The request size to which latencies are normalised.
 const SMALL: u64 = 4_096;
 
-/// The cost of requests on one datastore: `base + len * per byte`, by direction and by whether one follows the last.
+/// The cost of requests on one datastore: `base + len * per byte`, by direction and by whether the request is
+/// sequential.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CostModel {
-    /// A read somewhere else than the last.
+    /// The base of a random read.
     pub read_base: u64,
-    /// A read that goes on where the last ended.
+    /// The base of a sequential read.
     pub read_sequential: u64,
-    /// What a MiB read adds.
+    /// The cost of each MiB read.
     pub read_per_mib: u64,
-    /// A write somewhere else than the last.
+    /// The base of a random write.
     pub write_base: u64,
-    /// A write that goes on where the last ended.
+    /// The base of a sequential write.
     pub write_sequential: u64,
-    /// What a MiB written adds.
+    /// The cost of each MiB written.
     pub write_per_mib: u64,
-    /// Nanoseconds that the transfer alone of a MiB takes, read.
+    /// Transfer time of a MiB read, in nanoseconds.
     pub read_ns_per_mib: u64,
-    /// Nanoseconds that the transfer alone of a MiB takes, written.
+    /// Transfer time of a MiB written, in nanoseconds.
     pub write_ns_per_mib: u64,
 }
 
 impl CostModel {
-    /// The first guess for a device without moving parts: a random access costs as much as 64 KiB, a write half more.
+    /// The initial model of a device without moving parts: a random access costs as much as 64 KiB, a write half more.
     /// Origin: chosen; no measurement.
     pub const fn flash() -> CostModel {
         CostModel {
@@ -61,8 +62,8 @@ impl CostModel {
         }
     }
 
-    /// The first guess for a device that seeks: a random access costs as much as 300 kB, a sequential one a fifth of that;
-    /// 150 MiB/s. Origin of the 300 kB: mClock (OSDI 2010); the rest is chosen.
+    /// The initial model of a device that seeks: a random access costs as much as 300 kB, a sequential one a fifth of
+    /// that; 150 MiB/s. Origin of the 300 kB: mClock (OSDI 2010); the rest is chosen.
     pub const fn rotational() -> CostModel {
         CostModel {
             read_base: 256,
@@ -76,7 +77,7 @@ impl CostModel {
         }
     }
 
-    /// The first guess for a datastore of unknown kind: between the two others. Origin: chosen; no measurement.
+    /// The initial model of a datastore of unknown kind: between the two others. Origin: chosen; no measurement.
     pub const fn unknown() -> CostModel {
         CostModel {
             read_base: 256,
@@ -90,7 +91,7 @@ impl CostModel {
         }
     }
 
-    /// What this request costs. `sequential`: it begins where the disk's last one ended.
+    /// The cost of this request. `sequential`: it begins where the disk's last one ended.
     #[inline]
     pub fn cost(&self, op: Op, len: u64, sequential: bool) -> Cost {
         let (base, near, per_mib, len) = match op {
@@ -122,8 +123,8 @@ impl CostModel {
         )
     }
 
-    /// The latency less what the transfer of the bytes beyond 4 KiB takes: queueing does not grow with a request's own
-    /// size, so what is subtracted is a time and not a factor.
+    /// The latency minus the transfer time of the bytes beyond 4 KiB. Queueing does not grow with a request's own size, so
+    /// a time is subtracted instead of a factor applied.
     #[inline]
     pub fn normalise(&self, op: Op, len: u64, latency: Span) -> Span {
         let per_mib = match op {
@@ -137,16 +138,16 @@ impl CostModel {
     }
 }
 
-/// The costs of ordinary requests, as they are looked up for each I/O of a datastore where nobody waits.
+/// The costs of ordinary requests, precomputed for each I/O of an uncongested datastore.
 #[derive(Clone, Debug)]
 pub(super) struct Prices {
     by_op: [Price; Op::ALL.len()],
 }
 
-/// What an ordinary request of one operation costs. None of the numbers can make a cost overflow.
+/// The cost of an ordinary request of one operation. No value can make a cost overflow.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Price {
-    /// Shorter requests are ordinary: they count one unit, and what they count and cost needs no bounds.
+    /// Shorter requests are ordinary: they count one unit, and their cost needs no bounds check.
     below: u64,
     base: u64,
     near: u64,
@@ -154,7 +155,7 @@ pub(super) struct Price {
 }
 
 impl Prices {
-    /// Those of a model, where so many bytes are a unit. Only reads and writes can be ordinary.
+    /// The costs of a model and a unit size. Only reads and writes can be ordinary.
     pub(super) fn of(model: &CostModel, io_unit: u32) -> Prices {
         let mut by_op = [Price::default(); Op::ALL.len()];
         let below = u64::from(io_unit).min(MIB) + 1;
@@ -175,7 +176,7 @@ impl Prices {
         Prices { by_op }
     }
 
-    /// The price of the request, if it is an ordinary one.
+    /// The cost of the request, if it is an ordinary one.
     #[inline]
     pub(super) fn ordinary(&self, op: Op, len: u64) -> Option<&Price> {
         let price = &self.by_op[op.index()];
@@ -184,7 +185,7 @@ impl Prices {
 }
 
 impl Price {
-    /// What an ordinary request of this length costs.
+    /// The cost of an ordinary request of this length.
     #[inline]
     pub(super) fn cost(&self, len: u64, sequential: bool) -> u64 {
         let base = if sequential { self.near } else { self.base };
@@ -192,8 +193,8 @@ impl Price {
     }
 }
 
-/// Bytes that a request counts against limits of bandwidth, and by which its units are counted. Zeroing is cheap for its
-/// length, so it counts as one MiB at most.
+/// The bytes that a request counts against bandwidth limits and in units. Zeroing is cheap for its length, so it counts
+/// as one MiB at most.
 #[inline]
 pub(super) fn counted_len(op: Op, len: u64) -> u64 {
     match op {
@@ -202,8 +203,8 @@ pub(super) fn counted_len(op: Op, len: u64) -> u64 {
     }
 }
 
-/// Whether a request is never held: holding a flush would hold every write behind it, and the rest is cheap. It is
-/// charged all the same.
+/// Whether a request is never queued. A queued flush would delay every write after it; the other operations are cheap.
+/// The request is charged nevertheless.
 #[inline]
 pub(super) const fn never_held(op: Op) -> bool {
     matches!(op, Op::Flush | Op::Discard | Op::Extents)

@@ -13,15 +13,15 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-/// The device time that a disk may save while it is idle: 16 reference I/Os (C_max). A light disk is served at once,
-/// and others lose little. Origin: chosen; no measurement.
+/// The device time that an idle disk may save: 16 reference I/Os (C_max). A light disk is served at once, and others
+/// lose little. Origin: chosen; no measurement.
 pub(super) const CREDIT: Cost = Cost(16 * Cost::REFERENCE.0);
 
-/// How far a reservation may be behind when a disk becomes active (sigma): what was not asked for is not owed.
-/// Origin: chosen; no measurement.
+/// How far behind a reservation may be when a disk becomes active (sigma). An idle disk accumulates no claim beyond
+/// this. Origin: chosen; no measurement.
 const RESERVE_SLACK: u64 = 50_000_000 * TICKS_PER_NS;
 
-/// An I/O that waits.
+/// A queued I/O.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Queued {
     pub(super) io: IoId,
@@ -31,18 +31,18 @@ pub(super) struct Queued {
     pub(super) since: Time,
 }
 
-/// Where a disk stands.
+/// The scheduling state of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// Nothing of it waits.
+    /// No I/O is queued.
     Idle,
-    /// It may go when its turn comes.
+    /// It may start an I/O when the scheduler chooses it.
     Ready,
-    /// A limit of its own holds it.
+    /// Its own limit delays it.
     Parked(Hold),
-    /// A limit of its group holds it.
+    /// Its group's limit delays it.
     InGroup,
-    /// It has its part in flight: one of its own has to end first.
+    /// It has its part in flight: one of its own I/Os must complete first.
     AtPart,
 }
 
@@ -56,19 +56,19 @@ pub(super) struct Disk {
     credit: u64,
     /// Finish tag of the last I/O, and start tag of the next.
     pub(super) tag: u64,
-    /// Ticks that the reservation allows a unit; 0: none.
+    /// Ticks between two units of the reservation; 0: none.
     reserve_step: u64,
     /// The tick at which the reservation is due.
     pub(super) reserve_at: u64,
     pub(super) gates: Gates,
     pub(super) group: Option<usize>,
-    /// How far it is with its group's limit.
+    /// Its position in its group's virtual time.
     pub(super) group_tag: u64,
-    /// Whether neither a limit nor a group can hold it.
+    /// Whether neither a limit nor a group can delay it.
     pub(super) free: bool,
     /// How much it may have in flight.
     pub(super) part: u64,
-    /// Whether it waits for its turn since so long that it goes first.
+    /// Whether its first I/O has waited so long that it has priority.
     pub(super) overdue: bool,
     pub(super) waits: Waits,
     /// What it had used of its limits when they were lifted.
@@ -103,13 +103,13 @@ impl Disk {
         disk
     }
 
-    /// It was here before, and had used so much of its limits then.
+    /// Restores what the disk had used of its limits when it was last attached.
     pub(super) fn resume(&mut self, now: Time, spent: &Spent) {
         let (limit, bandwidth) = (self.policy.limit.as_ref(), self.policy.bandwidth.as_ref());
         self.gates = spent.of(now, limit, bandwidth);
     }
 
-    /// Its limits are about to be lifted: what it has used of them is remembered, with what waits and passes then.
+    /// Records what it has used of its limits before they are lifted, including queued I/Os.
     pub(super) fn note_spent(&mut self, now: Time) {
         if self.lifted.is_none() {
             let mut gates = self.gates;
@@ -141,7 +141,7 @@ impl Disk {
         self.shrink(theta);
     }
 
-    /// The reservation counts for this part of itself from now on, in 1/65536.
+    /// Scales the reservation, in 1/65536.
     pub(super) fn shrink(&mut self, theta: u32) {
         let rate = u128::from(self.policy.reservation) * u128::from(theta);
         self.reserve_step = match (u128::from(TICKS_PER_S) << 16).checked_div(rate) {
@@ -154,7 +154,7 @@ impl Disk {
         self.reserve_step != 0
     }
 
-    /// It has something to do after a time without: it keeps what little it may have saved, and no more.
+    /// The disk becomes active. It retains its saved device time, up to the credit.
     pub(super) fn wakes(&mut self, now: Time, v: u64) {
         self.tag = later(self.tag, v.wrapping_sub(self.credit));
         self.reserve_at = self
@@ -162,20 +162,20 @@ impl Disk {
             .max(ticks(now).saturating_sub(RESERVE_SLACK));
     }
 
-    /// The tag moves on by this cost, from where it is, or from `v + lead` if it is further than that: service that a
-    /// disk got beyond its turn is held against it for so long and no longer.
+    /// Advances the tag by this cost, from its value or from `v + lead`, whichever is less. This bounds how long
+    /// service beyond a disk's share counts against it.
     #[inline]
     pub(super) fn charge(&mut self, cost: u64, v: u64, lead: u64) {
         self.tag = earlier(self.tag, v.wrapping_add(lead)).wrapping_add(self.slope.span(cost));
     }
 
-    /// The tag moves on by this cost: it was the disk's turn.
+    /// Advances the tag by this cost: the disk was chosen by its shares.
     #[inline]
     pub(super) fn charge_turn(&mut self, cost: u64) {
         self.tag = self.tag.wrapping_add(self.slope.span(cost));
     }
 
-    /// The group's limit had so much to do for the disk.
+    /// Charges the disk for the time that the group's limit needs for its I/O.
     pub(super) fn charge_group(&mut self, ticks: u64) {
         self.group_tag = self
             .group_tag
@@ -189,7 +189,7 @@ impl Disk {
             .saturating_add(units.saturating_mul(self.reserve_step));
     }
 
-    /// The tick by which the first that waits should have started to keep the latency target, if there is one.
+    /// The tick by which the first queued I/O must start to meet the latency target, if there is one.
     #[inline]
     pub(super) fn deadline(&self) -> Option<u64> {
         let target = self.policy.latency_target?;
@@ -197,7 +197,7 @@ impl Disk {
         Some(ticks(first.since + target))
     }
 
-    /// Why it waits now.
+    /// Why the disk waits now.
     fn hold(&self, v: u64) -> Hold {
         match self.place {
             Place::Parked(hold) => hold,
@@ -208,7 +208,7 @@ impl Disk {
         }
     }
 
-    /// Settles how long what waits has waited. Before anything of it changes.
+    /// Accounts for the queueing time so far. Called before any change of the disk's state.
     #[inline]
     pub(super) fn settle(&mut self, now: Time, v: u64) {
         let hold = self.hold(v);
@@ -228,7 +228,7 @@ impl Disk {
         Some(queued)
     }
 
-    /// Takes out those that wait and that `gone` names.
+    /// Removes the queued I/Os that `gone` names.
     pub(super) fn abandon(
         &mut self,
         now: Time,
@@ -248,7 +248,7 @@ impl Disk {
         });
     }
 
-    /// Tells the counts, and starts new ones.
+    /// Reports the counts and resets them.
     pub(super) fn usage(&mut self, id: DiskId, now: Time, v: u64, account: &mut Account) -> Usage {
         self.settle(now, v);
         let mut usage = Usage {
@@ -265,7 +265,7 @@ impl Disk {
         usage
     }
 
-    /// Whether it asked for anything since its counts were read, or has something left.
+    /// Whether it issued any I/O since the last report, or has any left.
     pub(super) fn is_active(&self, account: &Account) -> bool {
         !self.queue.is_empty() || account.is_active()
     }

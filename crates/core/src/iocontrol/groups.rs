@@ -1,32 +1,33 @@
 //! Group limits: atomics that a host's I/O threads share.
 //!
-//! Every I/O thread lets I/Os of a group's disks pass here, whatever datastore they are for. What a thread cannot know
-//! alone is whether a disk of the group on another thread is further behind: each tells it by a word at its seat.
+//! Every I/O thread takes the I/Os of a group's disks from the same meters, for any datastore. A thread cannot know
+//! whether a disk of the group on another thread is further behind. Each thread therefore publishes one word in its
+//! seat.
 //!
 //! # Always true
 //! - threads together never pass more of a group's limit than one thread would (loom)
-//! - of threads that wait for a group's limit, the one furthest behind is never told to let others go first (loom)
+//! - among threads that wait for a group's limit, the one furthest behind never yields to another (loom)
 
 use super::atomics::{AtomicU64, Ordering};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-/// What the schedulers of a host share about groups.
+/// The group state that the schedulers of a host share.
 pub type GroupsHandle = Arc<Groups>;
 
-/// No tag and no moment: nothing waits.
+/// No tag and no time: no disk waits.
 pub(super) const NONE: u64 = u64::MAX;
 
-/// Whether one tag comes before another, whichever has wrapped.
+/// Whether one tag precedes another, even if one has wrapped.
 pub(super) const fn wraps_before(a: u64, b: u64) -> bool {
     (a.wrapping_sub(b) as i64) < 0
 }
 
-/// After a limit has changed, the next request waits at most so long for what passed before, in ticks: a second. The
-/// limit still holds on average, and no guest takes the disk for dead. Origin: chosen; no measurement.
+/// After a change of a limit, the next request waits at most this long (a second, in ticks) for earlier ones. The limit
+/// still holds on average, and no guest times out. Origin: chosen; no measurement.
 pub(super) const DEBT_MOST: u64 = 16_000_000_000;
 
-/// So much a second, and how far ahead of that one may be.
+/// A rate per second, and how far ahead of it a meter may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     /// Per second; 0: no ceiling.
@@ -42,10 +43,10 @@ impl Rate {
         slack: 0,
     };
 
-    /// How far ahead a meter is that takes on this rate. `ahead`: how far it was at the old one.
+    /// How far ahead a meter is when it changes to this rate. `ahead`: how far it was at the old rate.
     ///
-    /// What was used of the burst stays used, as an amount, as far as the new burst goes. What was ahead of that is the debt
-    /// of the request that passed last: it stays as an amount too, and takes [`DEBT_MOST`] at most.
+    /// The used amount of the burst stays used, up to the new burst. Anything beyond is the debt of the last request.
+    /// It remains as an amount too, and takes at most [`DEBT_MOST`].
     pub(super) fn carry_over(&self, old: Rate, ahead: u64) -> u64 {
         if (old.per_second, old.slack) == (self.per_second, self.slack) {
             return ahead;
@@ -74,32 +75,32 @@ impl Rate {
     }
 }
 
-/// I/O threads that can have disks of one group and know of each other. Origin: chosen; no measurement.
+/// The maximum number of I/O threads that coordinate in one group. Origin: chosen; no measurement.
 const SEATS: usize = 32;
 
-/// How far threads may differ in what their disks had of a group's limit: 2 ms of it, for a disk with 1000 shares. So
-/// much may pass before another thread's timer expires. Origin: chosen; no measurement.
+/// How far threads may differ in what their disks used of a group's limit: 2 ms of it, for a disk with 1000 shares.
+/// This amount may pass before another thread's timer expires. Origin: chosen; no measurement.
 const GROUP_REACH: u64 = 2_000_000 * 16;
 
-/// How far behind a disk of a group may be when it becomes active: as far as another may be ahead, and as much again.
+/// How far behind a disk of a group may be when it becomes active: twice the reach, since another may be ahead by it.
 const GROUP_CREDIT: u64 = 2 * GROUP_REACH;
 
-/// The limits of the groups of a host, over all its datastores and threads, and how far each group's disks are with them.
+/// The limits of a host's groups over all datastores and threads, and the position of each group's disks.
 ///
-/// A group has a virtual time of its own: the time that its limit takes for what passed, divided by the shares of whose
-/// it was. Each thread tells the least tag that waits on it, and lets those of the others go first that are far behind.
-/// All of that is advice: whoever does not know of it yet is wrong by what one thread may be ahead of another.
+/// A group has its own virtual time: the time that its limit takes for an I/O, divided by the shares of the I/O's disk.
+/// Each thread publishes the least tag that waits on it, and yields to threads that are far behind. The coordination is
+/// advisory: a thread with stale information errs by at most what one thread may be ahead of another.
 pub struct Groups {
     groups: Box<[SharedGroup]>,
 }
 
 struct SharedGroup {
     meters: [SharedMeter; 4],
-    /// The latest tag at which something passed.
+    /// The latest tag of a passed I/O.
     v: AtomicU64,
-    /// Which seats are taken, a bit each.
+    /// A bit for each occupied seat.
     taken: AtomicU64,
-    /// By seat: the least tag that waits.
+    /// By seat: the least waiting tag.
     waiting: [AtomicU64; SEATS],
 }
 
@@ -110,7 +111,7 @@ struct SharedMeter {
 }
 
 impl Groups {
-    /// Room for that many groups, all without limits.
+    /// Allocates this many groups, all without limits.
     pub fn new(capacity: usize) -> GroupsHandle {
         let meter = || SharedMeter {
             per_second: AtomicU64::new(0),
@@ -155,10 +156,10 @@ impl Groups {
     }
 
     pub(super) fn tell(&self, group: usize, seat: usize, tag: Option<u64>) {
-        // The tag that means "none" is one too late: nobody can tell.
+        // The tag that means "none" is replaced by the next one; the difference does not matter.
         let tag = tag.map_or(NONE, |tag| tag.min(NONE - 1));
         let told = &self.groups[group].waiting[seat];
-        // Nobody else writes it; a store that says nothing new would take the line from those who look.
+        // Only this thread writes it. Storing an unchanged value would take the cache line from the readers.
         if told.load(Ordering::Relaxed) != tag {
             told.store(tag, Ordering::Relaxed);
         }
@@ -194,7 +195,7 @@ impl Groups {
         group.map_or(0, |group| group.v.load(Ordering::Relaxed))
     }
 
-    /// From where a disk of the group goes on that had come to `tag`: a time without anything to do saves up little.
+    /// The tag at which a disk of the group continues after `tag`: an idle disk saves little.
     pub(super) fn since(&self, group: usize, tag: u64) -> u64 {
         let Some(group) = self.groups.get(group) else {
             return tag;
@@ -203,7 +204,7 @@ impl Groups {
         if wraps_before(tag, least) { least } else { tag }
     }
 
-    /// Something passed whose disk had come to `tag`.
+    /// Records that an I/O of a disk at `tag` has passed.
     pub(super) fn passed(&self, group: usize, tag: u64) {
         let Some(group) = self.groups.get(group) else {
             return;
@@ -220,7 +221,7 @@ impl Groups {
         }
     }
 
-    /// Sets the rates of a group: units, units at the peak, bytes, bytes at the peak. What was used is kept as amounts.
+    /// Sets the rates of a group: units, units at the peak, bytes, bytes at the peak. Used amounts remain.
     pub(super) fn change(&self, group: usize, now: u64, rates: [Rate; 4]) {
         for (meter, rate) in self.groups[group].meters.iter().zip(rates) {
             let old = Rate {
@@ -231,7 +232,7 @@ impl Groups {
             let ahead = rate.carry_over(old, tat.saturating_sub(now));
             meter.slack.store(rate.slack, Ordering::Relaxed);
             meter.per_second.store(rate.per_second, Ordering::Relaxed);
-            // Whoever passes between these lines is counted at one of the two rates.
+            // A request that passes between these lines is counted at one of the two rates.
             let _raced = meter.tat.compare_exchange(
                 tat,
                 now.saturating_add(ahead),
@@ -241,7 +242,7 @@ impl Groups {
         }
     }
 
-    /// The tick from which on the group may pass something.
+    /// The tick from which the group may pass an I/O.
     pub(super) fn due(&self, group: usize) -> u64 {
         let Some(group) = self.groups.get(group) else {
             return 0;
@@ -249,7 +250,7 @@ impl Groups {
         group.meters.iter().map(SharedMeter::due).max().unwrap_or(0)
     }
 
-    /// Lets so many units and bytes pass and tells how long that takes of the limit in the long run, or says no.
+    /// Passes this many units and bytes and returns the time that they take of the sustained limit, or refuses.
     pub(super) fn take(&self, group: usize, now: u64, units: u64, bytes: u64) -> Option<u64> {
         let Some(group) = self.groups.get(group) else {
             return Some(0);
@@ -281,7 +282,7 @@ impl SharedMeter {
         tat.saturating_sub(self.slack.load(Ordering::Relaxed))
     }
 
-    /// Lets `amount` pass and tells by how much the meter moved on, or says no.
+    /// Passes `amount` and returns how far the meter advanced, or refuses.
     fn take(&self, now: u64, amount: u64) -> Option<u64> {
         let rate = Rate {
             per_second: self.per_second.load(Ordering::Relaxed),

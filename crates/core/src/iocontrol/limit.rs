@@ -1,17 +1,17 @@
 //! Exact limits: the generic cell rate algorithm for IOPS and bandwidth, sustained and at peak.
 //!
-//! A meter is one moment, the one at which all that has passed would have been due at the steady rate. A request passes
-//! while that moment is not further ahead than the burst lasts; then the moment moves on. The disk's meters are its I/O
-//! thread's own; a group's are atomics ([`super::shared::Groups`]) that every thread moves.
+//! A meter is one time value: when all passed requests would have been due at the steady rate. A request passes while
+//! that time is not further ahead than the burst lasts; then the time advances. A disk's meters belong to its I/O
+//! thread. A group's meters are atomics ([`super::shared::Groups`]) that every thread advances.
 //!
 //! # Always true
-//! - over any interval, what passes is at most `rate * interval + burst` and the last request (property-tested), also
-//!   from a change of the limit on
-//! - a new rate is not made to wait for an old one: after a change the next request is due within `groups::DEBT_MOST`, and no
-//!   later than the request that passed last takes at the new rate
+//! - over any interval, at most `rate * interval + burst` and the last request pass (property-tested), also after a
+//!   change of the limit
+//! - an old rate does not delay a new one: after a change the next request is due within `groups::DEBT_MOST`, and no
+//!   later than the last passed request takes at the new rate
 //!
 //! # Units
-//! Moments are ticks of 1/16 ns, so that a rate of a million a second is kept within 0.01 %. Every step is rounded up.
+//! Times are ticks of 1/16 ns, so that a rate of a million a second is exact within 0.01 %. Every step is rounded up.
 
 use super::policy::{GroupPolicy, Limit};
 use super::shared::{Groups, Rate};
@@ -25,19 +25,19 @@ pub(super) const TICKS_PER_S: u64 = 1_000_000_000 * TICKS_PER_NS;
 /// How far a peak may be ahead: requests come in batches, and timers are late. Origin: chosen; no measurement.
 const PEAK_SLACK: u64 = TICKS_PER_S / 100;
 
-/// A moment in ticks.
+/// A time in ticks.
 #[inline]
 pub(super) const fn ticks(now: Time) -> u64 {
     now.as_nanos().saturating_mul(TICKS_PER_NS)
 }
 
-/// The first moment that is not before this tick.
+/// The first time that is not before this tick.
 #[inline]
 pub(super) const fn moment(ticks: u64) -> Time {
     Time::from_nanos(ticks.div_ceil(TICKS_PER_NS))
 }
 
-/// The rates of a limit: in the long run, and at the peak.
+/// The rates of a limit: sustained and peak.
 fn rates(limit: Option<&Limit>) -> [Rate; 2] {
     let Some(limit) = limit else {
         return [Rate::NONE; 2];
@@ -46,7 +46,7 @@ fn rates(limit: Option<&Limit>) -> [Rate; 2] {
         u128::from(limit.burst) * u128::from(TICKS_PER_S) / u128::from(limit.sustained.max(1));
     let sustained = Rate {
         per_second: limit.sustained.max(1),
-        // A burst of more than a year fills nobody's expectations, and must not overflow a moment.
+        // A burst of more than a year is useless, and must not overflow a time.
         slack: u64::try_from(slack).map_or(u64::MAX >> 4, |slack| slack.min(u64::MAX >> 4)),
     };
     let peak = Rate {
@@ -56,7 +56,7 @@ fn rates(limit: Option<&Limit>) -> [Rate; 2] {
     [sustained, peak]
 }
 
-/// One rate, and how far it is used.
+/// One rate and its use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Meter {
     rate: Rate,
@@ -68,7 +68,7 @@ impl Meter {
         Meter { rate, tat: 0 }
     }
 
-    /// The tick from which on a request may pass.
+    /// The tick from which a request may pass.
     #[inline]
     fn due(&self) -> u64 {
         if self.rate.per_second == 0 {
@@ -85,7 +85,7 @@ impl Meter {
         }
     }
 
-    /// What is used now, under another rate.
+    /// Converts the current use to another rate.
     fn change(&mut self, now: u64, rate: Rate) {
         let ahead = rate.carry_over(self.rate, self.tat.saturating_sub(now));
         self.tat = now.saturating_add(ahead);
@@ -102,7 +102,7 @@ pub(super) struct Gate {
 }
 
 impl Gate {
-    /// With its whole burst left.
+    /// A gate with its whole burst left.
     pub(super) fn new(limit: Option<&Limit>) -> Gate {
         let [sustained, peak] = rates(limit);
         Gate {
@@ -112,7 +112,7 @@ impl Gate {
         }
     }
 
-    /// From now on the limit is this one; what was used stays used.
+    /// Changes the limit; used amounts stay used.
     pub(super) fn change(&mut self, now: Time, limit: Option<&Limit>) {
         let [sustained, peak] = rates(limit);
         self.sustained.change(ticks(now), sustained);
@@ -120,21 +120,21 @@ impl Gate {
         self.burst = limit.map_or(0, |limit| limit.burst);
     }
 
-    /// The tick from which on a request may pass.
+    /// The tick from which a request may pass.
     #[inline]
     pub(super) fn due(&self) -> u64 {
         self.sustained.due().max(self.peak.due())
     }
 
-    /// Lets a request pass. The caller has looked at `due`.
+    /// Passes a request. The caller has checked `due`.
     #[inline]
     pub(super) fn take(&mut self, now: u64, amount: u64) {
         self.sustained.take(now, amount);
         self.peak.take(now, amount);
     }
 
-    /// Lets a request pass that a limit would have held, and tells for how long. What is past the limit is forgiven, for
-    /// nobody was held.
+    /// Passes a request that a limit would have delayed, and returns by how long. The excess is forgiven, since no I/O
+    /// was delayed.
     pub(super) fn observe(&mut self, now: u64, amount: u64) -> u64 {
         let late = self.due().saturating_sub(now);
         for meter in [&mut self.sustained, &mut self.peak] {
@@ -144,7 +144,7 @@ impl Gate {
         late / TICKS_PER_NS
     }
 
-    /// How much of the burst is left.
+    /// The remaining burst.
     pub(super) fn burst_left(&self, now: Time) -> u64 {
         let ahead = self.sustained.tat.saturating_sub(ticks(now));
         let used = u128::from(ahead) * u128::from(self.sustained.rate.per_second)
@@ -162,7 +162,7 @@ pub(super) struct Gates {
 }
 
 impl Gates {
-    /// The tick from which on a request may pass, and which limit says so.
+    /// The tick from which a request may pass, and the limit that determines it.
     #[inline]
     pub(super) fn due(&self) -> (u64, Hold) {
         let (units, bytes) = (self.units.due(), self.bytes.due());
@@ -173,26 +173,26 @@ impl Gates {
         }
     }
 
-    /// Has a request pass whatever the limits say.
+    /// Passes a request regardless of the limits.
     pub(super) fn pass(&mut self, now: Time, units: u64, bytes: u64) {
         self.units.take(ticks(now), units);
         self.bytes.take(ticks(now), bytes);
     }
 
-    /// What is used, if anything is.
+    /// The used amounts, if any.
     pub(super) fn spent(&self) -> Option<Spent> {
         let spent = Spent(*self);
         (spent.over_at() > Time::ZERO).then_some(spent)
     }
 }
 
-/// What a disk had used of its limits when it left its datastore: it is still used when the disk comes back, whatever
-/// its limits are then ([`super::Scheduler::resume`]).
+/// The used amounts of a disk's limits at its detachment. They count when the disk returns, whatever its limits are
+/// then ([`super::Scheduler::resume`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spent(Gates);
 
 impl Spent {
-    /// The same as use of these limits, which hold from now on.
+    /// The used amounts converted to these new limits.
     pub(super) fn of(&self, now: Time, limit: Option<&Limit>, bandwidth: Option<&Limit>) -> Gates {
         let mut gates = self.0;
         gates.units.change(now, limit);
@@ -200,7 +200,7 @@ impl Spent {
         gates
     }
 
-    /// From when on it is as if nothing had been used: nobody need keep it for longer.
+    /// When the used amounts have expired; the value can then be dropped.
     pub fn over_at(&self) -> Time {
         let gates = [self.0.units, self.0.bytes];
         let meters = gates.iter().flat_map(|gate| [gate.sustained, gate.peak]);
@@ -212,10 +212,10 @@ impl Spent {
 }
 
 impl Groups {
-    /// From now on the group's limits are these. A group that never had any holds nobody.
+    /// Sets the group's limits. A group that never had limits delays no I/O.
     ///
     /// # Panics
-    /// When there is no such group: the plan numbers them within the capacity it asked for.
+    /// If there is no such group: the plan numbers groups within the capacity it requested.
     pub fn set(&self, now: Time, group: GroupId, policy: &GroupPolicy) {
         let [units, units_peak] = rates(policy.limit.as_ref());
         let [bytes, bytes_peak] = rates(policy.bandwidth.as_ref());
@@ -235,7 +235,7 @@ mod tests {
     use alloc::vec::Vec;
     use proptest::prelude::*;
 
-    /// What passed in the busiest interval, less what the rate and the burst allow: never more than the last request.
+    /// The amount in the busiest interval, minus what the rate and the burst allow: never more than the last request.
     fn exceeds(passed: &[(u64, u64)], per_second: u64, slack_ns: u64, burst: u64) -> bool {
         (0..passed.len()).any(|first| {
             let mut amount = 0_u128;
@@ -331,15 +331,15 @@ mod tests {
             peak: 0,
             burst: 0,
         };
-        // 32 MiB at 20 MiB a second, then 1 KiB a second: nine hours, if it were paid at that.
+        // 32 MiB at 20 MiB a second, then 1 KiB a second: nine hours, if the debt were paid at the new rate.
         let mut gate = Gate::new(Some(&steady(20 << 20)));
         gate.take(0, 32 << 20);
         gate.change(Time::ZERO, Some(&steady(1 << 10)));
         assert_eq!(moment(gate.due()), Time::from_nanos(1_000_000_000));
-        // And the new limit holds from then on.
+        // The new limit holds from then on.
         gate.take(gate.due(), 4096);
         assert_eq!(moment(gate.due()), Time::from_nanos(5_000_000_000));
-        // A change of something else changes nothing.
+        // A change of another setting has no effect.
         gate.change(Time::from_nanos(1_000_000_000), Some(&steady(1 << 10)));
         assert_eq!(moment(gate.due()), Time::from_nanos(5_000_000_000));
     }
@@ -423,7 +423,7 @@ mod tests {
         for _ in 0..1_000 {
             assert!(groups.take(0, 1, 1, 4_096).is_none());
         }
-        // The bytes of the first are due after a second; units never held anything.
+        // The bytes of the first are due after a second; units never delayed a request.
         assert_eq!(moment(groups.due(0)), Time::from_nanos(1_000_000_000));
         let units = GroupPolicy {
             limit: Some(Limit::steady(1_000)),

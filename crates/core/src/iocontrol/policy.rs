@@ -1,7 +1,7 @@
 //! The policy of a disk or group: shares, reservation, limits, as checked values.
 //!
-//! The daemon builds these from words; the scheduler believes them. Whether a reservation can be met is not decided
-//! here but by the governor's admission.
+//! The daemon builds these from the configuration; the scheduler does not check them again. The governor's admission
+//! control decides whether a reservation can be met.
 //!
 //! # Units
 //! Limits and reservations count units of I/O a second (see [`units`]); bandwidth counts bytes a second.
@@ -32,20 +32,20 @@ pub const fn units(len: u64, io_unit: u32) -> u64 {
     }
 }
 
-/// What one disk may and shall get.
+/// The policy of one disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Its weight against others while the datastore is congested: 100 to 10 000.
+    /// Its weight while the datastore is congested: 100 to 10 000.
     pub shares: u32,
-    /// Units a second that it gets before shares count; 0: none.
+    /// Units a second that it gets before shares apply; 0: none.
     pub reservation: u32,
-    /// Units a second that it never exceeds.
+    /// The limit in units a second.
     pub limit: Option<Limit>,
-    /// Bytes a second that it never exceeds.
+    /// The limit in bytes a second.
     pub bandwidth: Option<Limit>,
-    /// A latency that its I/Os should keep; it may go before others for it, but gets no more.
+    /// A latency target for its I/Os. The disk may have priority for it, but gets no larger share.
     pub latency_target: Option<Span>,
-    /// Its group, whose limits hold over all the group's disks on this host.
+    /// Its group, whose limits cover all the group's disks on this host.
     pub group: Option<GroupId>,
 }
 
@@ -74,22 +74,22 @@ pub struct GroupPolicy {
 /// A ceiling: over any interval at most `sustained * interval + burst`, and one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// Per second, in the long run. Not zero.
+    /// Per second, sustained. Not zero.
     pub sustained: u64,
-    /// Per second while the burst is spent; 0: no ceiling of its own. Over any interval at most `peak` times the
-    /// interval and 10 ms, and one request.
+    /// Per second while the burst is spent; 0: no separate ceiling. Over any interval at most `peak` times the interval
+    /// plus 10 ms, and one request.
     pub peak: u64,
-    /// How much may be ahead of `sustained`. It is full at first and fills at `sustained` while unused.
+    /// How much may be ahead of `sustained`. It is full at first and refills at `sustained` while unused.
     ///
-    /// With none, a timer that is late loses what it is late by; hence [`Limit::steady`].
+    /// With a burst of zero, each late timer loses throughput; hence [`Limit::steady`].
     pub burst: u64,
 }
 
 impl Limit {
-    /// A ceiling without a burst of its own: a tenth of a second's, and one at least, as QEMU gives its throttled disks.
+    /// A ceiling with a small default burst: a tenth of a second's, at least one, as in QEMU's throttling.
     ///
-    /// What late timers, batches and, on a congested datastore, the wait for a disk's turn hold up is made good from it:
-    /// with 10 ms a disk whose limit was near its part by shares lost 3 to 30 % of the limit.
+    /// The burst compensates for late timers, batches and queueing on a congested datastore. With 10 ms a disk with a
+    /// limit near its share lost 3 to 30 % of the limit.
     pub const fn steady(sustained: u64) -> Limit {
         Limit {
             sustained,
@@ -98,7 +98,7 @@ impl Limit {
         }
     }
 
-    /// A ceiling that may be passed at `peak` a second for `seconds` after a rest.
+    /// A ceiling that may be exceeded at `peak` a second for `seconds` after an idle time.
     pub const fn bursting(sustained: u64, peak: u64, seconds: u64) -> Limit {
         Limit {
             sustained,
@@ -166,7 +166,7 @@ impl GroupPolicy {
     }
 }
 
-/// Which limit a fault is about.
+/// The limit that a fault refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitOf {
     /// Units of I/O.
@@ -184,30 +184,30 @@ impl fmt::Display for LimitOf {
     }
 }
 
-/// What is wrong with a policy.
+/// A fault of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PolicyFault {
     /// Too few or too many shares.
     Shares(u32),
-    /// A limit of nothing.
+    /// A limit of zero.
     LimitZero(LimitOf),
-    /// A limit that makes the reservation impossible.
+    /// A limit below the reservation.
     LimitBelowReservation {
         /// The sustained limit.
         limit: u64,
         /// The reservation.
         reservation: u32,
     },
-    /// A peak that is none.
+    /// A peak that is not above the sustained rate.
     PeakBelowSustained {
-        /// Of which limit.
+        /// The limit.
         of: LimitOf,
         /// The peak.
         peak: u64,
-        /// What it should exceed.
+        /// The sustained rate.
         sustained: u64,
     },
-    /// A latency target of nothing.
+    /// A latency target of zero.
     LatencyTargetZero,
 }
 

@@ -85,7 +85,7 @@ mod tests {
     use alloc::vec;
     use alloc::vec::Vec;
 
-    /// What becomes of so many reads of 4 KiB, one behind the other: for how many each stands that counts.
+    /// Samples a series of sequential 4 KiB reads; returns the weights of the samples.
     fn draw(sampler: &mut IoSampler, ios: u64) -> (Vec<u64>, u64) {
         let (mut stands, mut skipped) = (Vec::new(), 0);
         for io in 0..ios {
@@ -126,7 +126,7 @@ mod tests {
         assert!((99_937..=100_000).contains(&sum), "{sum}");
         assert_eq!(stands.iter().max(), Some(&64));
         sampler.enable(true);
-        assert!(draw(&mut sampler, 100).1 > 0, "it goes on");
+        assert!(draw(&mut sampler, 100).1 > 0, "it continues");
     }
 
     #[test]

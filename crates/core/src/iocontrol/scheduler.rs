@@ -1,14 +1,15 @@
 //! The scheduler of one datastore on one I/O thread: it queues I/Os and picks the next one to start.
 //!
-//! The shard offers each I/O that has passed its disk's filters; what waits comes out of `pick`, which the thread asks
-//! until it says something else than [`Pick::Now`]. The governor steers: window, reservations' part, costs. The
-//! scheduler keeps the thread's disks in heaps; what it shares with other threads is [`super::shared`].
+//! The shard offers each I/O that has passed its disk's filters. `pick` returns queued I/Os; the thread calls it until
+//! the result is not [`Pick::Now`]. The governor sets the window, the fraction of the reservations, and the costs. The
+//! scheduler keeps the thread's disks in heaps. The state that threads share is in [`super::shared`].
 //!
 //! # Always true
-//! - a disk with something waiting stands in exactly one place: ready, parked by its own limit, waiting in its group, or
-//!   at its part: with as much in flight as the governor's orders let it have
-//! - an I/O starts only if it fits in the window (a part of it drawn anew every 2 ms counts), or if nothing is in flight
-//! - limits are asked last and passed once: what they let pass starts
+//! - a disk with queued I/Os is in exactly one state: ready, parked by its own limit, waiting in its group, or at its
+//!   part, with as much in flight as the governor's orders allow
+//! - an I/O starts only if it fits in the window, or if nothing is in flight. A fraction of its cost counts, drawn anew
+//!   every 2 ms
+//! - limits are checked last and charged once: an I/O that passes them starts
 //!
 //! # Picture: a disk
 //! ```text
@@ -39,24 +40,24 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use choice::Block;
 
-/// How far a disk's tag may run ahead while the datastore's rate is unknown: its credit, at 1000 shares.
+/// How far a disk's tag may advance while the datastore's rate is unknown: its credit, at 1000 shares.
 const LEAD_UNKNOWN: u64 = (CREDIT.0 << SCALE_BITS) / 1_000;
 
-/// A group's disks on this thread that wait for the group's limit.
+/// The disks of a group on this thread that wait for the group's limit.
 #[derive(Default)]
 struct Group {
     waiting: Heap,
-    /// Whether the group is in the heap of moments.
+    /// Whether the group is in the heap of timers.
     parked: bool,
-    /// The disk that was let through last and has not started anything yet.
+    /// The disk that was released last and has not started an I/O yet.
     released: Option<u32>,
-    /// I/Os of the group that started here: tells a thread that goes on from one that does not come.
+    /// I/Os of the group started here. Other threads see by it whether this one makes progress.
     started: u64,
-    /// The seat, its word and the moment of the limit when another thread was last let go first.
+    /// For the last yield to another thread: its seat, its word, and the time of the limit.
     yielded: Option<(usize, u64, u64)>,
-    /// By seat: the word of another thread that had its time to go first, and did not.
+    /// By seat: the word of a thread that had priority and did not use it in time.
     ignored: Vec<u64>,
-    /// The tick from which on nobody is ignored any more.
+    /// The tick from which no thread is ignored any more.
     forget: u64,
 }
 
@@ -65,22 +66,23 @@ pub struct Scheduler {
     member: Member,
     io_unit: u32,
     orders: Orders,
-    /// The window as it holds: none outside [`Mode::On`].
+    /// The effective window: unlimited outside [`Mode::On`].
     window: u64,
-    /// Whether an I/O may pass without a look at tags.
+    /// Whether an I/O may start without comparing tags.
     passing: bool,
-    /// Whether, besides, nothing waits here and no other thread serves the datastore: nothing but the window matters.
+    /// Whether, in addition, no I/O is queued here and no other thread serves the datastore. Only the window matters
+    /// then.
     calm: bool,
     prices: Prices,
-    /// Clamp of tags (lambda).
+    /// The maximum advance of tags (lambda).
     lead: u64,
     active_shares: u64,
     disks: Vec<Option<Disk>>,
-    /// By number, as the disks.
+    /// By slot number, as the disks.
     accounts: Vec<Account>,
-    /// I/Os that wait.
+    /// Queued I/Os.
     held: usize,
-    /// Disks that have their part in flight.
+    /// Disks that are at their part.
     at_part: usize,
     ready: Heap,
     reserved: Heap,
@@ -93,17 +95,17 @@ pub struct Scheduler {
     overdue: VecDeque<u32>,
     look: Time,
     bins: Bins,
-    /// Whether anything has ended since its use was last told.
+    /// Whether any I/O completed since the last usage report.
     active: bool,
-    /// When it was last told the time.
+    /// The time of the last call.
     now: Time,
 }
 
 impl Scheduler {
-    /// That of I/O thread `thread`, without disks. `io_unit`: bytes that count as one unit.
+    /// The scheduler of I/O thread `thread`, without disks. `io_unit`: bytes that count as one unit.
     ///
     /// # Panics
-    /// When `shared` was made for fewer threads.
+    /// If `shared` was created for fewer threads.
     pub fn new(thread: usize, shared: SharedHandle, io_unit: u32) -> Scheduler {
         let orders = Orders::idle(super::CostModel::unknown());
         let mut member = Member::new(thread, shared);
@@ -139,10 +141,10 @@ impl Scheduler {
         }
     }
 
-    /// A disk of this datastore comes to this thread.
+    /// Adds a disk of this datastore to this thread.
     ///
     /// # Panics
-    /// When it is here already.
+    /// If the disk is here already.
     pub fn add(&mut self, now: Time, disk: DiskId, key: DiskKey, policy: &Policy) {
         let index = disk.0 as usize;
         if self.disks.len() <= index {
@@ -152,7 +154,7 @@ impl Scheduler {
         }
         assert!(
             self.disks[index].is_none(),
-            "a disk comes to a scheduler once"
+            "a disk is added to a scheduler once"
         );
         let theta = self.theta();
         let mut here = Disk::new(key, policy, self.member.v(), theta);
@@ -161,10 +163,10 @@ impl Scheduler {
         self.disks[index] = Some(here);
     }
 
-    /// The disk's policy is this one from now on.
+    /// Changes the disk's policy.
     ///
     /// # Panics
-    /// When the disk is not here.
+    /// If the disk is not here.
     pub fn change(&mut self, now: Time, disk: DiskId, policy: &Policy) {
         let theta = self.theta();
         self.now = now;
@@ -180,7 +182,7 @@ impl Scheduler {
         self.publish();
     }
 
-    /// Makes room for the disk's group, and tells where a new disk of it begins.
+    /// Makes room for the disk's group, and returns the tag at which a new disk of it starts.
     fn note_group(&mut self, policy: &Policy) -> u64 {
         let Some(group) = policy.group else { return 0 };
         let group = group.0 as usize;
@@ -191,30 +193,30 @@ impl Scheduler {
         self.member.groups().v(group)
     }
 
-    /// The disk leaves; what it has used of its limits, if anything. What it had in flight may still be reported, until
-    /// another disk has its number, and is forgotten.
+    /// Removes the disk and returns what it has used of its limits, if anything. Its I/Os in flight may still complete;
+    /// these completions are ignored, until another disk gets its number.
     ///
     /// # Panics
-    /// When something of it waits ([`Scheduler::drain`] comes first), or it is not here.
+    /// If an I/O of the disk is queued ([`Scheduler::drain`] comes first), or the disk is not here.
     pub fn remove(&mut self, disk: DiskId) -> Option<Box<Spent>> {
         assert!(
             self.disk(disk.0).queue.is_empty(),
-            "a disk leaves once nothing of it waits"
+            "a disk is removed only without queued I/Os"
         );
         self.accounts[disk.0 as usize].free = false;
         self.disks[disk.0 as usize].take()?.spent()
     }
 
-    /// The disk, which has just come, was here before, on whatever thread: what it had used of its limits then is used
-    /// still, as far as its limits have not made up for it since.
+    /// Restores what a newly added disk had used of its limits when it was last attached, on any thread, less what has
+    /// expired since.
     ///
     /// # Panics
-    /// When the disk is not here.
+    /// If the disk is not here.
     pub fn resume(&mut self, now: Time, disk: DiskId, spent: &Spent) {
         self.disk(disk.0).resume(now, spent);
     }
 
-    /// The governor's orders hold from now on. Ask `pick` afterwards: there may be room.
+    /// Applies the governor's orders. Call `pick` afterwards: there may be room.
     pub fn steer(&mut self, now: Time, orders: &Orders) {
         let theta = self.theta();
         if orders.engaged && !self.orders.engaged {
@@ -248,7 +250,7 @@ impl Scheduler {
             let disks = disks.filter(|(disk, account)| !active || disk.is_active(account));
             disks.map(|(disk, _)| u64::from(disk.policy.shares)).sum()
         };
-        // Before anybody has asked for anything, all count: a lead that is too short is soon right, one without end is not.
+        // Before the first I/O, all disks count. A lead that is too short is soon corrected; an unbounded one is not.
         self.active_shares = match self.active_shares.max(shares_of(true)) {
             0 => shares_of(false),
             shares => shares,
@@ -266,7 +268,7 @@ impl Scheduler {
         self.publish();
     }
 
-    /// Each disk has the part that the orders give it.
+    /// Gives each disk the part from the orders.
     fn divide(&mut self, now: Time) {
         let on = !self.passing;
         for slot in 0..self.disks.len() {
@@ -284,12 +286,12 @@ impl Scheduler {
         }
     }
 
-    /// To be called whenever what it says has changed.
+    /// Updates `calm`. Call it whenever one of its conditions has changed.
     fn note_calm(&mut self) {
         self.calm = self.passing && self.held == 0 && self.member.is_alone();
     }
 
-    /// What part of reservations holds: all of it while nothing is congested.
+    /// The fraction of reservations that applies: all of it on an uncongested datastore.
     fn theta(&self) -> u32 {
         if self.orders.engaged {
             self.orders.theta
@@ -298,15 +300,15 @@ impl Scheduler {
         }
     }
 
-    /// Whether limits hold anybody.
+    /// Whether limits delay I/Os.
     fn limits(&self) -> bool {
         self.orders.mode != Mode::Observe
     }
 
-    /// An I/O has passed the filters.
+    /// Offers an I/O that has passed the filters.
     ///
     /// # Panics
-    /// When the disk is not here.
+    /// If the disk is not here.
     #[inline]
     pub fn offer(
         &mut self,
@@ -323,7 +325,7 @@ impl Scheduler {
         }
     }
 
-    /// The first half of [`Scheduler::offer`]: an ordinary I/O starts at a glance where nothing but the window matters.
+    /// The fast path of [`Scheduler::offer`]: it starts an ordinary I/O if only the window matters.
     #[inline(always)]
     pub(crate) fn start_at_once(
         &mut self,
@@ -347,7 +349,7 @@ impl Scheduler {
         Some(Cost(cost))
     }
 
-    /// The next I/O to give to the datastore, or why there is none. To be asked until it is not [`Pick::Now`].
+    /// Returns the next I/O for the datastore, or why there is none. Call it until the result is not [`Pick::Now`].
     pub fn pick(&mut self, now: Time) -> Pick {
         self.now = now;
         self.member.awake();
@@ -361,7 +363,7 @@ impl Scheduler {
         }
         let mut answer = self.dispatch(now);
         if !self.member.is_alone() && matches!(answer, Err(Block::Full | Block::Turn(_))) {
-            // Whoever makes room from now on sees this thread; whoever made it before is seen here.
+            // A thread that makes room from now on sees this thread. Room that was made earlier is visible here.
             self.member.sleep();
             answer = self.dispatch(now);
             if !matches!(answer, Err(Block::Full | Block::Turn(_))) {
@@ -385,7 +387,7 @@ impl Scheduler {
         }
     }
 
-    /// Nothing is ready here: room goes to a thread that sleeps for want of it.
+    /// No I/O is ready here: a thread that sleeps for lack of room gets the room.
     fn nothing_ready(&mut self) -> Pick {
         if self.member.someone_waits()
             && self.member.has_room(self.window)
@@ -411,15 +413,15 @@ impl Scheduler {
         }
     }
 
-    /// When `pick` is to be asked at the latest though nothing happens: a limit lets something pass.
+    /// The latest time for the next call of `pick` without other events: a limit expires then.
     pub fn deadline(&self) -> Option<Time> {
         let firsts = [self.parked.peek(), self.parked_groups.peek()];
         firsts.into_iter().flatten().map(|(at, _)| moment(at)).min()
     }
 
-    /// Whether of the disk's reads and writes a part may stand for all: nothing is congested, nobody waits for room,
-    /// nothing holds the disk, and it does so much that nobody sees the difference. To be asked again after an order, a
-    /// change of policy, a call of `usage`, and where [`Scheduler::finished_for`] says so.
+    /// Whether a sample of the disk's reads and writes may represent all: the datastore is uncongested, no I/O waits
+    /// for room, no limit applies to the disk, and its rate is high. Check again after an order, a change of policy, a
+    /// call of `usage`, and when [`Scheduler::finished_for`] returns true.
     pub(crate) fn may_skip(&self, disk: DiskId) -> bool {
         let slot = disk.0 as usize;
         let (Some(account), Some(Some(disk))) = (self.accounts.get(slot), self.disks.get(slot))
@@ -430,13 +432,13 @@ impl Scheduler {
         calm && disk.free && disk.policy.latency_target.is_none() && account.is_busy()
     }
 
-    /// Whether nobody waits for room or for a turn, here or on another thread.
+    /// Whether no I/O waits for room or priority, here or on another thread.
     fn is_roomy(&self) -> bool {
         self.ready.is_empty() && !self.member.someone_waits()
     }
 
-    /// One that stands for `times` of a disk that [`Scheduler::may_skip`] is offered: it starts if all of them fit
-    /// and nobody waits. `sequential`: it begins where the one before it ended.
+    /// Offers a sample that represents `times` I/Os of a disk for which [`Scheduler::may_skip`] holds. It starts if all
+    /// of them fit and no I/O waits. `sequential`: it begins where the previous one ended.
     #[inline(never)]
     pub(crate) fn start_for(
         &mut self,
@@ -459,8 +461,8 @@ impl Scheduler {
         Some(Cost(cost))
     }
 
-    /// An I/O that was started at `issued` has ended. `cost`: what it was charged. Ask `pick` afterwards: there is room,
-    /// here or for another thread.
+    /// Reports the completion of an I/O that was started at `issued`. `cost`: its charge. Call `pick` afterwards: there
+    /// is room, here or for another thread.
     #[inline]
     pub fn finished(
         &mut self,
@@ -474,11 +476,11 @@ impl Scheduler {
         self.finished_for(now, disk, op, len, issued, cost, 1);
     }
 
-    /// The same for one that was started for so many. Returns whether [`Scheduler::may_skip`] is to be asked anew.
+    /// The same for a sample of this many I/Os. Returns whether the caller must check [`Scheduler::may_skip`] again.
     #[inline]
     #[expect(
         clippy::too_many_arguments,
-        reason = "what is known of an I/O, and nothing else"
+        reason = "all are properties of the completed I/O"
     )]
     pub(crate) fn finished_for(
         &mut self,
@@ -497,7 +499,7 @@ impl Scheduler {
         };
         let mut anew = false;
         account.ended(now, cost.0);
-        // A flush takes as long as what came before it: its latency says nothing of the queue.
+        // A flush takes as long as the writes before it: its latency does not measure the queue.
         if matches!(op, Op::Read | Op::Write) {
             let latency = self.orders.costs.normalise(op, len, now.since(issued));
             anew = account.look(now, latency, times);
@@ -511,7 +513,7 @@ impl Scheduler {
         anew
     }
 
-    /// Counts one that has ended on a congested datastore, for who learns costs from it.
+    /// Counts a completion on a congested datastore for the cost learner.
     #[inline(never)]
     fn count(&mut self, now: Time, op: Op, len: u64) {
         match op {
@@ -521,25 +523,25 @@ impl Scheduler {
         }
     }
 
-    /// Whether anything waits for room, here or on another thread: `pick` is to be asked after an I/O has ended.
+    /// Whether any I/O waits for room, here or on another thread. If so, call `pick` after a completion.
     #[inline]
     pub fn someone_waits(&self) -> bool {
         !self.calm && (self.held > 0 || self.member.someone_waits())
     }
 
-    /// Whether the datastore was used since its use was last told, is being used, or is waited for: also who waits for a limit
-    /// of its own is to be told of.
+    /// Whether the datastore was used since the last usage report, or has I/O in flight or queued. I/Os that a disk's
+    /// own limit delays count too.
     pub fn is_active(&self) -> bool {
         self.active || self.member.own() > 0 || self.held > 0
     }
 
-    /// How many I/Os of the disk wait.
+    /// The number of queued I/Os of the disk.
     pub fn waiting(&self, disk: DiskId) -> usize {
         let disk = self.disks.get(disk.0 as usize).and_then(Option::as_ref);
         disk.map_or(0, |disk| disk.queue.len())
     }
 
-    /// Takes out the I/Os of the disk that wait, in order.
+    /// Removes the queued I/Os of the disk, in order.
     pub fn drain(&mut self, disk: DiskId, out: &mut Vec<IoId>) {
         let (now, v) = (self.now, self.member.v());
         self.take_out(now, disk.0);
@@ -553,7 +555,7 @@ impl Scheduler {
         self.publish();
     }
 
-    /// Appends what each disk used since the last call, and starts a new count.
+    /// Appends each disk's usage since the last call, and resets the counts.
     pub fn usage(&mut self, now: Time, out: &mut Vec<Usage>) {
         let v = self.member.v();
         self.active_shares = 0;
@@ -570,7 +572,7 @@ impl Scheduler {
         }
     }
 
-    /// Appends the 100 ms bins that are complete.
+    /// Appends the complete 100 ms bins.
     pub fn bins(&mut self, out: &mut Vec<Bin>) {
         self.bins.take(out);
     }

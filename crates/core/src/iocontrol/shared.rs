@@ -1,13 +1,13 @@
 //! The state of a datastore that a host's I/O threads share: a few atomics.
 //!
-//! Threads have no quotas of their own. They share the virtual time, the cost in flight, and the least start tag that
-//! waits on each, so that none runs ahead of the others by more than a bound. A thread that must wait says so here and
-//! is named to whoever can wake it. Each [`super::scheduler::Scheduler`] holds one [`Member`].
+//! Threads have no quotas of their own. They share the virtual time, the cost in flight, and each thread's least
+//! waiting start tag, so that none runs ahead of the others by more than a bound. A thread that must wait publishes
+//! that here, and other threads can find and wake it. Each [`super::scheduler::Scheduler`] owns one [`Member`].
 //!
 //! # Always true
 //! - virtual time never goes back (loom)
-//! - once every thread is quiet, the cost in flight is what was started and has not ended (loom)
-//! - a thread that waits for room is seen by the one that makes room, or sees the room itself (loom)
+//! - once every thread is idle, the cost in flight equals the started cost minus the completed cost (loom)
+//! - a thread that waits for room is seen by the thread that makes room, or sees the room itself (loom)
 
 use super::atomics::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
 use super::groups::{NONE, wraps_before};
@@ -17,39 +17,39 @@ use alloc::vec::Vec;
 
 pub use super::groups::{Groups, GroupsHandle, Rate};
 
-/// What the schedulers of one datastore share.
+/// The state that the schedulers of one datastore share.
 pub type SharedHandle = Arc<Shared>;
 
-/// The in-flight cost of a thread that others need not know yet: 8 reference I/Os. Origin: chosen; no measurement.
+/// The in-flight cost that a thread need not publish yet: 8 reference I/Os. Origin: chosen; no measurement.
 const BATCH_MAX: u64 = 8 * 256;
 
-/// See the module. One for each datastore.
+/// The shared state of one datastore; see the module.
 pub struct Shared {
     v: AtomicU64,
     in_flight: AtomicI64,
-    /// Cost that reservations may take before others have had their part.
+    /// The cost that reservations may take before other I/O gets its part.
     reserve_credit: AtomicI64,
-    /// How many lanes wait.
+    /// The number of lanes that wait.
     waiting: AtomicU64,
     lanes: Box<[Lane]>,
     groups: GroupsHandle,
 }
 
-/// What one thread lets the others know. On cache lines of its own.
+/// The state that one thread publishes, on its own cache lines.
 #[repr(align(128))]
 struct Lane {
-    /// The least start tag that is ready.
+    /// The least ready start tag.
     start: AtomicU64,
-    /// From which tick on a reservation is due.
+    /// The tick from which a reservation is due.
     reserve: AtomicU64,
-    /// Whether it sleeps though something is ready.
+    /// Whether it sleeps with a ready I/O.
     waits: AtomicBool,
     /// Shares of its active disks.
     shares: AtomicU64,
 }
 
 impl Shared {
-    /// For the schedulers of `threads` I/O threads, numbered from zero.
+    /// The state for the schedulers of `threads` I/O threads, numbered from zero.
     pub fn new(threads: usize, groups: &GroupsHandle) -> SharedHandle {
         let lanes = (0..threads.max(1))
             .map(|_| Lane {
@@ -75,9 +75,9 @@ pub struct Member {
     shared: SharedHandle,
     thread: usize,
     alone: bool,
-    /// Cost of this thread's own in flight.
+    /// Cost in flight of this thread.
     own: u64,
-    /// The part of it (or of what ended) that the others do not know yet.
+    /// The change of it that is not published yet.
     unsaid: i64,
     batch: u64,
     start: u64,
@@ -95,14 +95,14 @@ impl Drop for Member {
 }
 
 impl Member {
-    /// That of thread `thread`.
+    /// The member of thread `thread`.
     ///
     /// # Panics
-    /// When the shared part was made for fewer threads.
+    /// If the shared state was created for fewer threads.
     pub fn new(thread: usize, shared: SharedHandle) -> Member {
         assert!(
             thread < shared.lanes.len(),
-            "the datastore is shared by as many threads as it was told"
+            "the datastore is shared by at most the configured number of threads"
         );
         Member {
             alone: shared.lanes.len() == 1,
@@ -117,8 +117,8 @@ impl Member {
         }
     }
 
-    /// Disks of this group are on this thread from now on. Where all seats are taken it goes without one: it then takes
-    /// what the others leave.
+    /// Takes a seat in a group that has disks on this thread. If all seats are taken, the thread works without one and
+    /// uses what the others leave.
     pub fn sit_down(&mut self, group: usize) {
         if self.seat(group).is_none()
             && let Some(seat) = self.shared.groups.sit_down(group)
@@ -132,15 +132,15 @@ impl Member {
         seats.find(|(of, _)| *of == group).map(|(_, seat)| *seat)
     }
 
-    /// Lets the others know the least tag that waits here for the group's limit, if any does.
+    /// Publishes the least tag that waits here for the group's limit, if any.
     pub fn tell_group(&self, group: usize, tag: Option<u64>) {
         if let Some(seat) = self.seat(group) {
             self.shared.groups.tell(group, seat, tag);
         }
     }
 
-    /// Of the other threads that wait for the group's limit, the one that is furthest behind, and its tag, if it is
-    /// behind `tag` by more than threads may differ. `ignored`: tags, by seat, that nobody waits for any more.
+    /// The other thread that is furthest behind among those that wait for the group's limit, and its tag, if it is
+    /// behind `tag` by more than threads may differ. `ignored`: by seat, words for which no thread waits any more.
     pub fn before_me_in_group(
         &self,
         group: usize,
@@ -168,7 +168,7 @@ impl Member {
         self.shared.v.load(Ordering::Relaxed)
     }
 
-    /// Moves the virtual time on to `tag`, unless it is there already.
+    /// Advances the virtual time to `tag`, unless it is there already.
     #[inline]
     pub fn raise_v(&self, tag: u64) {
         let v = &self.shared.v;
@@ -187,42 +187,42 @@ impl Member {
         }
     }
 
-    /// Whether reservations may take something before others have.
+    /// Whether reservations may start I/O before others.
     #[inline]
     pub fn has_reserve_credit(&self) -> bool {
         self.shared.reserve_credit.load(Ordering::Relaxed) >= 0
     }
 
-    /// A reservation has taken `cost`.
+    /// Charges a reservation with `cost`.
     #[inline]
     pub fn spend_reserve_credit(&self, cost: u64) {
         let credit = &self.shared.reserve_credit;
         credit.fetch_sub(cost.cast_signed(), Ordering::Relaxed);
     }
 
-    /// Others have had something: reservations may take `cost` for it, and never more than `most` at once.
+    /// Credits reservations with `cost` after other I/O, up to `most`.
     #[inline]
     pub fn earn_reserve_credit(&self, cost: u64, most: u64) {
         let credit = &self.shared.reserve_credit;
         let room = most.cast_signed() - credit.load(Ordering::Relaxed);
-        // Threads that come together may earn twice what there was room for; a few I/Os.
+        // Concurrent threads may together credit twice the room, which is a few I/Os.
         if room > 0 {
             credit.fetch_add(room.min(cost.cast_signed()), Ordering::Relaxed);
         }
     }
 
-    /// Fits the precision of the in-flight cost to the window: threads together are wrong by at most an eighth of it.
+    /// Fits the precision of the in-flight cost to the window: the threads' total error is at most an eighth of it.
     pub fn fit(&mut self, window: u64) {
         let threads = self.shared.lanes.len() as u64;
         self.batch = (window / (8 * threads)).min(BATCH_MAX);
-        // Below a reference I/O nothing is saved.
+        // Below a reference I/O batching gains nothing.
         if self.batch < 256 {
             self.batch = 0;
         }
         self.say();
     }
 
-    /// Cost in flight of all threads, as far as this one knows.
+    /// Cost in flight of all threads, as known to this one.
     #[inline]
     pub fn in_flight(&self) -> u64 {
         if self.alone {
@@ -232,25 +232,25 @@ impl Member {
         u64::try_from(said + self.unsaid).unwrap_or(0)
     }
 
-    /// Cost of this thread's own in flight.
+    /// Cost in flight of this thread.
     #[inline]
     pub fn own(&self) -> u64 {
         self.own
     }
 
-    /// Whether this thread alone fills the window. With others, only they and `try_start` together can tell.
+    /// Whether this thread alone fills the window. With other threads only `try_start` can decide.
     #[inline]
     pub fn is_full(&self, window: u64) -> bool {
         self.alone && self.own != 0 && self.own >= window
     }
 
-    /// Whether the window has room at all.
+    /// Whether the window has any room.
     pub fn has_room(&self, window: u64) -> bool {
         let there = self.in_flight();
         there == 0 || there < window
     }
 
-    /// Takes `cost` into flight if `need` of it fits beside what is there, or if nothing is there.
+    /// Adds `cost` in flight if `need` of it fits in the window, or if nothing is in flight.
     #[inline]
     pub fn try_start(&mut self, cost: u64, need: u64, window: u64) -> bool {
         if self.alone {
@@ -263,7 +263,7 @@ impl Member {
         self.try_start_beside(cost, need, window)
     }
 
-    /// The same for a thread that is alone, where something is in flight or the window has room for any I/O.
+    /// The same for the only thread, if an I/O is in flight or the window has room for any I/O.
     #[inline]
     pub fn try_start_alone(&mut self, cost: u64, window: u64) -> bool {
         let grown = self.own + cost;
@@ -292,7 +292,7 @@ impl Member {
             }
             return fits;
         }
-        // A small window is kept exactly: the check and the change are one.
+        // A small window is exact: the check and the update are one operation.
         let mut said = central.load(Ordering::SeqCst);
         while fits(said) {
             match central.compare_exchange_weak(
@@ -311,7 +311,7 @@ impl Member {
         false
     }
 
-    /// Takes `cost` into flight whether it fits or not.
+    /// Adds `cost` in flight, even if it does not fit.
     pub fn start(&mut self, cost: u64) {
         self.own += cost;
         self.unsaid += cost.cast_signed();
@@ -322,10 +322,10 @@ impl Member {
         }
     }
 
-    /// `cost` has ended.
+    /// Removes the completed `cost`.
     #[inline]
     pub fn finish(&mut self, cost: u64) {
-        debug_assert!(cost <= self.own, "only what has started ends");
+        debug_assert!(cost <= self.own, "only a started cost is completed");
         if self.alone {
             self.own = self.own.wrapping_sub(cost);
         } else {
@@ -341,7 +341,7 @@ impl Member {
         }
     }
 
-    /// Lets the others know all of this thread's in-flight cost.
+    /// Publishes all of this thread's in-flight cost.
     pub fn say(&mut self) {
         let unsaid = core::mem::take(&mut self.unsaid);
         if unsaid != 0 && !self.alone {
@@ -349,14 +349,14 @@ impl Member {
         }
     }
 
-    /// Lets the others know the least start tag that is ready here, and from when on a reservation is due.
+    /// Publishes the least ready start tag, and the tick from which a reservation is due.
     #[inline]
     pub fn publish(&mut self, start: Option<u64>, reserve: Option<u64>) {
         if self.alone {
             return;
         }
         let lane = &self.shared.lanes[self.thread];
-        // The tag that means "none" is one too late: nobody can tell.
+        // The tag that means "none" is replaced by the next one; the difference does not matter.
         let start = start.map_or(NONE, |tag| if tag == NONE { NONE - 1 } else { tag });
         if start != self.start {
             self.start = start;
@@ -369,8 +369,8 @@ impl Member {
         }
     }
 
-    /// The thread whose turn it is before this one may start at `tag`: one that has a reservation that is due, or one
-    /// that is behind by more than `reach`. It need not sleep: one that was woken would come too late otherwise.
+    /// The thread that has priority over an I/O at `tag` here: one with a due reservation, or one that is behind by
+    /// more than `reach`. Threads that are awake count too, because a thread that is woken would come too late.
     #[inline]
     pub fn before_me(&self, tag: u64, reach: u64, now: u64) -> Option<usize> {
         if self.alone {
@@ -394,13 +394,13 @@ impl Member {
         wraps_before(start.wrapping_add(reach), tag).then_some(thread)
     }
 
-    /// Whether anybody sleeps though something is ready.
+    /// Whether any thread sleeps with a ready I/O.
     #[inline]
     pub fn someone_waits(&self) -> bool {
         !self.alone && self.shared.waiting.load(Ordering::Relaxed) != 0
     }
 
-    /// Of those that sleep though something is ready, the one that is furthest behind.
+    /// The thread that is furthest behind among those that sleep with a ready I/O.
     pub fn sleeper(&self) -> Option<usize> {
         if self.alone {
             return None;
@@ -419,7 +419,7 @@ impl Member {
         least.map(|(_, thread)| thread)
     }
 
-    /// This thread will sleep though something is ready. Look for room once more after this.
+    /// Marks this thread as asleep with a ready I/O. Check for room once more after this call.
     pub fn sleep(&mut self) {
         if self.alone {
             return;
@@ -434,7 +434,7 @@ impl Member {
         fence(Ordering::SeqCst);
     }
 
-    /// This thread is awake.
+    /// Marks this thread as awake.
     #[inline]
     pub fn awake(&mut self) {
         if !self.alone {
@@ -442,7 +442,7 @@ impl Member {
         }
     }
 
-    /// Takes on the duty to wake `thread`; false when it is awake, or another has taken it on.
+    /// Takes the duty to wake `thread`; false if it is awake, or another thread has taken the duty.
     pub fn wake(&self, thread: usize) -> bool {
         let waits = &self.shared.lanes[thread].waits;
         let slept = waits.load(Ordering::SeqCst) && waits.swap(false, Ordering::SeqCst);
@@ -452,7 +452,7 @@ impl Member {
         slept
     }
 
-    /// Lets the others know the shares of this thread's active disks, and tells those of all.
+    /// Publishes the shares of this thread's active disks, and returns the total of all threads.
     pub fn exchange_shares(&mut self, shares: u64) -> u64 {
         self.shared.lanes[self.thread]
             .shares

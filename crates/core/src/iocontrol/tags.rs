@@ -1,18 +1,19 @@
 //! Scheduling tags, and the heaps that order disks by them.
 //!
-//! A tag is virtual time: device cost divided by shares. It may wrap after years, so tags are compared by their
-//! difference. Heaps are 4-ary and know where each disk stands in them, so that any disk can be moved or taken out.
+//! A tag is virtual time: device cost divided by shares. Tags may wrap after years, so they are compared by their
+//! difference. Heaps are 4-ary and store the position of each disk, so that any disk can be moved or removed.
 //!
 //! # Always true
-//! - `peek` is the least key, and among equal keys the one that was set first (property-tested against a sorted list)
-//! - every operation is O(log n); none allocates once the heap has held as many disks
+//! - `peek` returns the least key, and among equal keys the one that was set first (property-tested against a sorted
+//!   list)
+//! - every operation is O(log n); none allocates once the heap has reached its largest size
 
 use alloc::vec::Vec;
 
-/// Bits by which a cost is shifted before shares divide it: virtual time is finer than cost.
+/// The shift of a cost before it is divided by shares: virtual time is finer than cost.
 pub const SCALE_BITS: u32 = 20;
 
-/// Precision of a slope beyond the scale: a slope is a quotient, and is multiplied by costs.
+/// The additional precision of a slope, which is a quotient that is multiplied by costs.
 const SLOPE_BITS: u32 = 20;
 
 /// Whether tag `a` comes before tag `b`.
@@ -33,18 +34,18 @@ pub const fn earlier(a: u64, b: u64) -> u64 {
     if before(a, b) { a } else { b }
 }
 
-/// By how much a disk's tag grows for each unit of cost.
+/// The growth of a disk's tag for each unit of cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slope(u64);
 
 impl Slope {
-    /// Of a disk with that many shares.
+    /// The slope of a disk with this many shares.
     pub const fn of(shares: u32) -> Slope {
         let shares = if shares == 0 { 1 } else { shares };
         Slope((1 << (SCALE_BITS + SLOPE_BITS)) / shares as u64)
     }
 
-    /// By how much the tag grows for that cost; never by nothing.
+    /// The growth of the tag for this cost; never zero.
     #[inline]
     #[expect(
         clippy::cast_possible_truncation,
@@ -56,27 +57,27 @@ impl Slope {
     }
 }
 
-/// The virtual time that passes while `cost` is shared out among disks with that many shares in all.
+/// The virtual time that passes while `cost` is divided among disks with this many shares in total.
 pub fn virtual_span(cost: u64, shares: u64) -> u64 {
     let span = (u128::from(cost) << SCALE_BITS) / u128::from(shares.max(1));
     u64::try_from(span).unwrap_or(u64::MAX >> 2)
 }
 
-/// The virtual time of a group that passes while its limit is busy for so long with a disk of that many shares: as long
-/// for 1000.
+/// The virtual time of a group that passes while a disk of this many shares occupies its limit for `ticks`: the same
+/// number for 1000 shares.
 pub fn virtual_ticks(ticks: u64, shares: u32) -> u64 {
     let span = u128::from(ticks) * 1_000 / u128::from(shares.max(1));
     u64::try_from(span).unwrap_or(u64::MAX >> 2)
 }
 
-/// No place in the heap.
+/// Not in the heap.
 const OUT: u32 = u32::MAX;
 
-/// Disks, by number, in the order of their keys.
+/// A heap of disk numbers, in the order of their keys.
 #[derive(Debug, Default)]
 pub struct Heap {
     items: Vec<Item>,
-    /// Where each disk stands in `items`.
+    /// The position of each disk in `items`.
     at: Vec<u32>,
     order: u64,
 }
@@ -100,7 +101,7 @@ impl Item {
 }
 
 impl Heap {
-    /// Empty.
+    /// An empty heap.
     pub const fn new() -> Heap {
         Heap {
             items: Vec::new(),
@@ -109,30 +110,30 @@ impl Heap {
         }
     }
 
-    /// How many disks are inside.
+    /// The number of disks in the heap.
     pub fn len(&self) -> usize {
         self.items.len()
     }
 
-    /// Whether none is.
+    /// Whether it is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
 
-    /// The first: its key and number.
+    /// The first key and its disk number.
     #[inline]
     pub fn peek(&self) -> Option<(u64, u32)> {
         self.items.first().map(|item| (item.key, item.slot))
     }
 
-    /// Whether this disk is inside.
+    /// Whether this disk is in the heap.
     #[inline]
     pub fn contains(&self, slot: u32) -> bool {
         self.at.get(slot as usize).is_some_and(|at| *at != OUT)
     }
 
-    /// Puts the disk in under this key, or moves it there; behind those that have the same key.
+    /// Inserts the disk under this key, or moves it there; after disks with the same key.
     #[inline]
     pub fn set(&mut self, slot: u32, key: u64) {
         let index = slot as usize;
@@ -159,7 +160,7 @@ impl Heap {
         }
     }
 
-    /// Takes the disk out; nothing happens when it is not inside.
+    /// Removes the disk; does nothing if it is not in the heap.
     pub fn remove(&mut self, slot: u32) {
         let Some(place) = self.at.get_mut(slot as usize) else {
             return;
@@ -168,7 +169,10 @@ impl Heap {
         if hole == OUT {
             return;
         }
-        let last = self.items.pop().expect("a disk with a place is inside");
+        let last = self
+            .items
+            .pop()
+            .expect("a disk with a position is in the heap");
         if last.slot != slot {
             let hole = hole as usize;
             if hole > 0 && last.before(&self.items[(hole - 1) / 4]) {
@@ -225,7 +229,7 @@ impl Heap {
     }
 }
 
-/// Which of four goes first.
+/// The first of up to four children.
 #[inline]
 fn least_of(four: &[Item; 4]) -> (usize, Item) {
     let low = usize::from(four[1].before(&four[0]));

@@ -1,11 +1,11 @@
 //! Dispatches queued I/Os: one scheduler for each datastore under I/O control.
 //!
-//! A stack starts an I/O or queues it. The shard dispatches queued I/Os after a completion, when a limit's time has come,
-//! after an order changed the rules, or when another I/O thread wakes this one.
+//! A stack starts an I/O or queues it. The shard dispatches queued I/Os in four cases: after a completion, when a limit
+//! expires, after an order changes the rules, or when another I/O thread wakes this one.
 //!
 //! # Always true
-//! - a scheduler is picked from until it has nothing to dispatch; while nothing is queued, on this thread or another, it
-//!   is not called at all: so it is for every I/O of a datastore that is not congested
+//! - the shard calls `pick` until it returns no I/O; while no I/O is queued, on this thread or another, it never calls
+//!   it. That is the case for every I/O of an uncongested datastore
 //! - a control is released after its last disk (asserted)
 
 use super::{Event, Shard};
@@ -51,7 +51,7 @@ impl Shard {
                 }
                 assert!(
                     self.schedulers[place].is_none(),
-                    "a datastore comes under control once"
+                    "a datastore is put under control once"
                 );
                 self.schedulers[place] = Some(scheduler);
             }
@@ -59,7 +59,7 @@ impl Shard {
                 let mut disks = self.disks.iter().flatten();
                 assert!(
                     disks.all(|disk| disk.qos.control != control),
-                    "a control goes after its last disk"
+                    "a control is released after its last disk"
                 );
                 if let Some(place) = self.schedulers.get_mut(control.0 as usize) {
                     *place = None;
@@ -110,7 +110,7 @@ impl Shard {
         self.update_sampling(control);
     }
 
-    /// Sets anew which disks of a datastore are sampled.
+    /// Updates which disks of a datastore are sampled.
     fn update_sampling(&mut self, control: ControlId) {
         let Some(scheduler) = scheduler_of(&mut self.schedulers, control) else {
             return;
@@ -131,7 +131,7 @@ impl Shard {
         }
     }
 
-    /// Whether a datastore was used since its last usage report, or is being used.
+    /// Whether a datastore was used since its last usage report, or is in use.
     pub fn is_active(&self, control: ControlId) -> bool {
         let place = self.schedulers.get(control.0 as usize);
         let scheduler = place.and_then(Option::as_ref);
@@ -157,7 +157,7 @@ mod tests {
     const CONTROL: ControlId = ControlId(1);
     const DISK: DiskId = DiskId(0);
 
-    /// Tells how long the last I/O that passed it waited for its turn, was with the datastore, and what it cost.
+    /// Records the queueing time, datastore latency and cost of the last I/O that passed.
     #[derive(Clone, Default)]
     struct Watch(Arc<[AtomicU64; 3]>);
 
@@ -233,7 +233,7 @@ mod tests {
 
     fn finish(shard: &mut Shard, us: u64, start: &Effect) -> Vec<Effect> {
         let Effect::Start { io, .. } = start else {
-            panic!("{start:?} starts nothing");
+            panic!("{start:?} does not start an I/O");
         };
         let finished = Event::Finished {
             disk: DISK,
@@ -328,7 +328,7 @@ mod tests {
         assert_eq!(out, [2, 4, 5].map(|token| answer(token, gone)));
         assert_eq!((report(&shard).in_flight, report(&shard).held), (2, 1));
         assert_eq!(finish(&mut shard, 2, &first[0]), [answer(1, Ok(()))]);
-        // The one that is left goes as if those had never been.
+        // The remaining I/O proceeds as if the others had never existed.
         let then = handle(&mut shard, 1_000, Event::Ticked);
         assert_eq!(finish(&mut shard, 1_001, &then[0]), [answer(3, Ok(()))]);
         assert_eq!((shard.in_flight(), shard.deadline()), (0, None));
@@ -355,9 +355,9 @@ mod tests {
         let first = submit(&mut shard, 0, 1);
         finish(&mut shard, 1, &first[0]);
         held(&mut shard, 2);
-        assert!(!shard.is_active(CONTROL), "its governor rests");
+        assert!(!shard.is_active(CONTROL), "its governor is idle");
         assert!(submit(&mut shard, 3, 2).is_empty());
-        assert!(shard.is_active(CONTROL), "and is told");
+        assert!(shard.is_active(CONTROL), "and wakes up");
         held(&mut shard, second / 2);
         for half in 2..5 {
             let waited = held(&mut shard, half * second / 2);

@@ -10,121 +10,125 @@ use crate::stack::{Place, Stack};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-/// How a disk stands under I/O control.
+/// A disk's settings under I/O control.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Controlled {
-    /// Its datastore's control, which this thread has been given before.
+    /// The datastore's control, which this thread already has.
     pub control: ControlId,
-    /// The disk, as every host names it.
+    /// The disk's identity on all hosts.
     pub key: DiskKey,
-    /// What it may and shall get.
+    /// Its policy.
     pub policy: Policy,
-    /// What it had used of its limits when it was here last, as [`Effect::Detached`](crate::effect::Effect::Detached) told it.
+    /// What it had used of its limits when it was last here, as reported by
+    /// [`Effect::Detached`](crate::effect::Effect::Detached).
     pub spent: Option<Box<Spent>>,
 }
 
-/// What happens to an I/O thread.
+/// An event of an I/O thread.
 pub enum Event {
     /// A front end has a request.
     Submitted {
-        /// For which disk.
+        /// The disk.
         disk: DiskId,
         /// The front end's name for it.
         token: Token,
         /// The request.
         request: Request,
     },
-    /// The datastore has ended an I/O that an [`Effect::Start`](crate::effect::Effect::Start) gave it.
+    /// The datastore has completed an I/O of an [`Effect::Start`](crate::effect::Effect::Start).
     Finished {
-        /// Of which disk.
+        /// The disk.
         disk: DiskId,
-        /// Which.
+        /// The I/O.
         io: IoId,
-        /// How.
+        /// The result.
         outcome: Outcome,
     },
-    /// Whoever asked these requests is gone. Those that the datastore does not have yet are answered `Gone` at once; the
-    /// others are answered when they end, as ever. A request that was answered before is no matter.
+    /// The client of these requests has disconnected. Requests that the datastore does not have yet are answered `Gone`
+    /// at once. The others are answered when they complete. A request that was already answered is ignored.
     Abandon {
-        /// Of which disk.
+        /// The disk.
         disk: DiskId,
-        /// Which.
+        /// The requests.
         tokens: Vec<Token>,
     },
-    /// The moment of [`Shard::deadline`](super::Shard::deadline) has come.
+    /// The time of [`Shard::deadline`](super::Shard::deadline) has come.
     Ticked,
-    /// Bytes of a filter's [`Effect::SideWrite`](crate::effect::Effect::SideWrite) are on their file, or could not be put there.
+    /// The bytes of a filter's [`Effect::SideWrite`](crate::effect::Effect::SideWrite) are written, or the write
+    /// failed.
     SideWritten {
-        /// Of which disk.
+        /// The disk.
         disk: DiskId,
-        /// Whose.
+        /// The filter.
         filter: FilterKey,
-        /// The buffer, to be used again.
+        /// The buffer, for reuse.
         buffer: Vec<u8>,
-        /// How it went.
+        /// The result.
         outcome: Outcome,
     },
-    /// A disk comes to this thread.
+    /// Attaches a disk to this thread.
     Attach {
-        /// Under this name.
+        /// Its number here.
         disk: DiskId,
-        /// Bytes it holds.
+        /// Its size in bytes.
         size: u64,
-        /// Whether writes are refused.
+        /// Whether writes are rejected.
         read_only: bool,
         /// Its filters.
         stack: Stack,
-        /// Whether its I/Os wait for their turn, and by what policy.
+        /// Its I/O control, if its datastore is under control.
         control: Option<Box<Controlled>>,
     },
-    /// The disk's filters are to be these from now on; answered by [`Effect::Rearranged`](crate::effect::Effect::Rearranged).
+    /// Replaces the disk's filters. [`Effect::Rearranged`](crate::effect::Effect::Rearranged) answers.
     Rearrange {
-        /// Which disk.
+        /// The disk.
         disk: DiskId,
         /// Top first.
         places: Vec<Place>,
     },
-    /// The disk's size is to be this from now on.
+    /// Changes the disk's size.
     Resize {
-        /// Which disk.
+        /// The disk.
         disk: DiskId,
-        /// Bytes.
+        /// The new size in bytes.
         size: u64,
     },
-    /// The disk goes; answered by [`Effect::Detached`](crate::effect::Effect::Detached) once nothing of it is in flight.
+    /// Detaches the disk. [`Effect::Detached`](crate::effect::Effect::Detached) answers once none of its I/Os is in
+    /// flight.
     Detach {
-        /// Which disk.
+        /// The disk.
         disk: DiskId,
     },
-    /// A datastore comes under control: this is its scheduler here.
+    /// Puts a datastore under control, with this scheduler.
     Control {
-        /// Under this name.
+        /// Its number here.
         control: ControlId,
-        /// Without disks.
+        /// The scheduler, without disks.
         scheduler: Box<Scheduler>,
     },
-    /// A datastore's control goes; none of its disks is here any more.
+    /// Ends a datastore's control. None of its disks is attached any more.
     Release {
-        /// Which.
+        /// The control.
         control: ControlId,
     },
     /// The governor's orders for a datastore.
     Steer {
-        /// Whose.
+        /// The control.
         control: ControlId,
-        /// They hold from now on.
+        /// The orders, valid from now on.
         orders: Orders,
     },
-    /// The disk's policy is to be this from now on. A disk without control has none, and nothing changes.
+    /// Changes the disk's policy. A disk without control has none, and nothing changes.
     Policy {
-        /// Which disk.
+        /// The disk.
         disk: DiskId,
-        /// From now on.
+        /// The new policy.
         policy: Policy,
     },
-    /// Another I/O thread has found that it is this one's turn at a datastore ([`Effect::Wake`](crate::effect::Effect::Wake)).
+    /// Another I/O thread has found that this one should start I/O on a datastore
+    /// ([`Effect::Wake`](crate::effect::Effect::Wake)).
     Woken {
-        /// Which.
+        /// The control.
         control: ControlId,
     },
 }

@@ -17,11 +17,11 @@ use crate::stack::{self, Place};
 use crate::units::Time;
 use alloc::vec::Vec;
 
-/// Whether the disk takes requests.
+/// Whether the disk accepts requests.
 pub(super) enum Gate {
-    /// Requests go in.
+    /// Requests enter the stack.
     Open,
-    /// Requests wait for a change of filters, to this arrangement.
+    /// Requests wait for a change to these filters.
     Draining(Vec<Place>),
     /// Requests are answered `Gone`.
     Detaching,
@@ -68,7 +68,8 @@ impl Shard {
         self.pick(now, control, out);
     }
 
-    /// The client of these requests is gone: those that the datastore does not have complete now, also those at the gate.
+    /// The client of these requests has disconnected. Requests that the datastore does not have complete now, also
+    /// those at the gate.
     pub(super) fn abandon(
         &mut self,
         now: Time,
@@ -104,7 +105,7 @@ impl Shard {
         self.pick(now, control, out);
     }
 
-    /// Changes the filters or detaches the disk, if no I/O is in flight any more.
+    /// Changes the filters or detaches the disk, if no I/O is in flight.
     pub(super) fn finish_drain(&mut self, now: Time, id: DiskId, out: &mut Vec<Effect>) {
         let disk = self.disk(id);
         if !disk.stack.is_quiet() {
@@ -159,7 +160,7 @@ impl Disk {
         self.waiting.push_back((token, *request));
     }
 
-    /// Whether the request makes sense for this disk.
+    /// Whether the request is valid for this disk.
     #[inline]
     pub(super) fn admits(&self, request: &Request) -> Outcome {
         if self.read_only && request.op.modifies() {
@@ -167,7 +168,7 @@ impl Disk {
         }
         let end = request.offset.checked_add(request.len);
         if stack::has_range(request.op) && end.is_none_or(|end| end > self.size) {
-            // As NBD commands it: a write past the end is lack of space, any other is nonsense.
+            // As NBD specifies: a write past the end fails with no space, any other request is invalid.
             let write = matches!(request.op, Op::Write | Op::WriteZeroes);
             return Err(if write {
                 Fault::NoSpace
@@ -264,7 +265,7 @@ mod tests {
         assert!(submit(&mut shard, 1).is_empty());
         assert!(submit(&mut shard, 2).is_empty());
         let begun = starts(&rearrange(&mut shard, &[0, 2]));
-        assert_eq!(begun.len(), 2, "in their order, below it");
+        assert_eq!(begun.len(), 2, "in order, below the filter");
         assert_eq!(finish(&mut shard, begun[0]).len(), 1);
         let last = finish(&mut shard, begun[1]);
         assert!(matches!(
@@ -428,9 +429,9 @@ mod tests {
             let ends: Vec<_> = begun.iter().map(|io| finish(&mut shard, *io)).collect();
             let Some([_, Effect::Detached { spent, .. }]) = ends.last().map(|last| &last[..])
             else {
-                panic!("{ends:?}: it is to go with its last I/O")
+                panic!("{ends:?}: the disk is detached after its last I/O")
             };
-            // What was let go is used all the same: four of one a second.
+            // The dispatched I/Os still count as use: four at a limit of one a second.
             let over = spent.as_ref().map(|spent| spent.over_at());
             assert_eq!(over, counts.then(|| Time::ZERO + Span::from_secs(4)));
         }

@@ -1,11 +1,11 @@
 //! The choice of the disk whose I/O starts next.
 //!
-//! Asked by [`super::Scheduler::pick`], and for an I/O that is offered while nobody else is ready.
+//! [`super::Scheduler::pick`] calls it, and so does `offer` when no other disk is ready.
 //!
 //! # Picture
 //! ```text
 //!   overdue ──> reservation due ──> latency target near ──> least start tag
-//!                                                              │ another thread's is less: its turn
+//!                                                              │ another thread's is less: it has priority
 //! ```
 
 use super::Scheduler;
@@ -21,23 +21,23 @@ use crate::units::{Span, Time};
 /// the value is chosen.
 const REACH: u64 = ((8 * Cost::REFERENCE.0) << SCALE_BITS) / 1_000;
 
-/// Reservations may take this much times what the rest takes: nine parts of ten. Origin: chosen (decisions/0009).
+/// The ratio of reservations to other I/O at most: nine tenths of the total. Origin: chosen (decisions/0009).
 const RESERVE_PARTS: u64 = 9;
 
-/// What reservations may take at once before the rest has had its tenth. It is small against 100 ms of a datastore
-/// worth controlling, so the tenth holds in any 100 ms. Origin: chosen (decisions/0009).
+/// What reservations may take in a row before other I/O gets its tenth. It is small against 100 ms of a datastore worth
+/// controlling, so the tenth holds in any 100 ms. Origin: chosen (decisions/0009).
 const RESERVE_CREDIT: u64 = CREDIT.0;
 
-/// How long the same fraction of a request counts against the window. Origin: chosen; no measurement.
+/// How long one random fraction applies to the window check. Origin: chosen; no measurement.
 const DRAW: Span = Span::from_millis(2);
 
 /// The golden ratio in 2^32: its multiples, modulo one, fill the interval evenly.
 const GOLDEN: u32 = 0x9E37_79B9;
 
-/// Where they begin. A fraction is never nothing, so a window that holds whole requests holds exactly those.
+/// The start of the sequence. A fraction is never zero, so a window of whole requests admits exactly that many.
 const HALF: u32 = 1 << 31;
 
-/// Why an I/O goes.
+/// The rule that selected an I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Overdue,
@@ -46,7 +46,7 @@ enum Phase {
     Shares,
 }
 
-/// Why none goes.
+/// The reason why no I/O starts.
 pub(super) enum Block {
     Nothing,
     Full,
@@ -54,7 +54,7 @@ pub(super) enum Block {
 }
 
 impl Scheduler {
-    /// Starts the I/O whose turn it is, if it may.
+    /// Starts the next I/O, if it may start.
     pub(super) fn dispatch(&mut self, now: Time) -> Result<(u32, IoId, Cost), Block> {
         loop {
             let (slot, phase) = self.choose(now)?;
@@ -63,10 +63,7 @@ impl Scheduler {
             let disk = self.disks[slot as usize]
                 .as_mut()
                 .expect("the heaps name disks that were added");
-            let first = disk
-                .queue
-                .front()
-                .expect("a ready disk has something to do");
+            let first = disk.queue.front().expect("a ready disk has a queued I/O");
             let (cost, units, bytes) = (first.cost, first.units, first.bytes);
             let need = ((cost * fraction) >> 16).max(1);
             let there = self.accounts[slot as usize].in_flight();
@@ -93,7 +90,7 @@ impl Scheduler {
         }
     }
 
-    /// Whose turn it is, and why.
+    /// The disk with priority, and the rule that selected it.
     fn choose(&mut self, now: Time) -> Result<(u32, Phase), Block> {
         while let Some(slot) = self.overdue.front().copied() {
             let disk = self.disks[slot as usize].as_mut();
@@ -116,14 +113,14 @@ impl Scheduler {
         {
             return Ok((slot, Phase::Target));
         }
-        // By what is least here, and nothing else: of two threads one is behind the other, never each behind the other.
+        // Only the least tag here is compared. So of two threads one is behind the other, never each behind the other.
         match self.before(now, least) {
             Some(thread) => Err(Block::Turn(thread)),
             None => Ok((first, Phase::Shares)),
         }
     }
 
-    /// Another thread whose turn it is before an I/O with this tag may go.
+    /// Another thread that has priority over an I/O with this tag.
     fn before(&self, now: Time, tag: u64) -> Option<usize> {
         if self.window == u64::MAX {
             return None;
@@ -131,7 +128,7 @@ impl Scheduler {
         self.member.before_me(tag, REACH, ticks(now))
     }
 
-    /// The disk whose latency target is about to be missed, unless it has had more than its part.
+    /// The disk that is about to miss its latency target, unless it has used more than its share.
     fn near_target(&mut self, now: Time) -> Option<(u32, u64)> {
         let latest = ticks(now + self.orders.latency_p99);
         let furthest = self.member.v().wrapping_add(self.lead / 4);
@@ -143,13 +140,13 @@ impl Scheduler {
             if !before(furthest, tag) {
                 return Some((slot, tag));
             }
-            // Its next I/O may try again.
+            // Its next I/O may have priority again.
             self.targets.remove(slot);
         }
         None
     }
 
-    /// What part of a request must fit in the window, in 1/65536: all fractions equally often.
+    /// The fraction of a request that must fit in the window, in 1/65536. All fractions are equally frequent.
     fn fraction(&mut self, now: Time) -> u64 {
         if now >= self.redraw {
             let draw = now.as_nanos() / DRAW.as_nanos();
@@ -160,11 +157,11 @@ impl Scheduler {
         self.fraction
     }
 
-    /// Accounts for the first I/O of a disk, which starts.
+    /// Accounts for the first I/O of a disk, which starts now.
     fn start(&mut self, now: Time, slot: u32, phase: Phase) -> IoId {
         let (v, lead) = (self.member.v(), self.lead);
         let disk = self.disk(slot);
-        let queued = disk.pop(now, v).expect("a ready disk has something to do");
+        let queued = disk.pop(now, v).expect("a ready disk has a queued I/O");
         let Queued {
             io,
             cost,

@@ -1,10 +1,10 @@
 //! The entry of an I/O into the scheduler: it starts at once, or is queued.
 //!
-//! The second half of [`super::Scheduler::offer`], for whatever is not let through there at a glance: where several I/O threads
-//! serve the datastore, for large requests, for disks with limits, and wherever something is congested.
+//! The slow path of [`super::Scheduler::offer`]. It handles datastores with several I/O threads, large requests, disks
+//! with limits, and congestion.
 //!
 //! # Always true
-//! - where nothing is congested and nobody is ready, an I/O that its limits let pass goes past all heaps
+//! - on an uncongested datastore without ready disks, an I/O within its limits bypasses all heaps
 
 use super::Scheduler;
 use super::places::pass_group;
@@ -17,7 +17,7 @@ use crate::request::{DiskId, IoId, Op};
 use crate::units::Time;
 
 impl Scheduler {
-    /// The second half of [`Scheduler::offer`]: what is not as simple as that.
+    /// The slow path of [`Scheduler::offer`].
     #[inline(never)]
     pub(crate) fn consider(
         &mut self,
@@ -56,8 +56,8 @@ impl Scheduler {
         self.hold(now, slot, asked)
     }
 
-    /// Whether an I/O may go though control is there: nothing is congested, nobody is ready to go before it, no limit
-    /// holds it, and it fits. It counts as started then, and as passed by its limits.
+    /// Whether an I/O may start at once under control: the datastore is uncongested, no disk is ready before it, no
+    /// limit delays it, and it fits. It is then accounted as started and charged to its limits.
     fn passes(&mut self, now: Time, slot: u32, asked: &Queued) -> bool {
         if !self.passing || !self.is_roomy() {
             return false;
@@ -68,7 +68,7 @@ impl Scheduler {
         let (window, limits) = (self.window, self.limits());
         let disk = self.disks[slot as usize]
             .as_mut()
-            .expect("the caller has looked");
+            .expect("the caller has checked");
         if disk.free {
             return self.member.try_start(cost, cost, window);
         }
@@ -81,7 +81,7 @@ impl Scheduler {
         }
         let disk = self.disks[slot as usize]
             .as_mut()
-            .expect("the caller has looked");
+            .expect("the caller has checked");
         if let Some(group) = group
             && !pass_group(self.member.groups(), disk, group, now, units, bytes)
         {
@@ -93,7 +93,7 @@ impl Scheduler {
         true
     }
 
-    /// Has an I/O wait for its turn, which may come at once.
+    /// Queues an I/O. It may start at once.
     fn hold(&mut self, now: Time, slot: u32, asked: Queued) -> Offer {
         let v = self.member.v();
         let observes = !self.limits();
@@ -117,11 +117,11 @@ impl Scheduler {
         self.held += 1;
         self.calm = false;
         if idle {
-            // Of its group nobody else may become ready either.
+            // No other disk of its group may become ready either.
             let alone = self.ready.is_empty() && !self.is_group_held(now, group, tag);
             self.place(now, slot);
             if alone && let Ok((started, _, cost)) = self.dispatch(now) {
-                assert!(started == slot, "nobody else was ready");
+                assert!(started == slot, "no other disk was ready");
                 return Offer::Start(cost);
             }
             self.publish();
@@ -129,7 +129,7 @@ impl Scheduler {
         Offer::Wait
     }
 
-    /// Starts what is never held, and charges it: the disk's next turn comes later.
+    /// Starts an I/O that is never queued, and charges it: the disk's next I/O comes later.
     fn start_debt(&mut self, now: Time, slot: u32, cost: u64) -> Offer {
         let (v, lead, engaged) = (self.member.v(), self.lead, !self.passing);
         self.member.start(cost);

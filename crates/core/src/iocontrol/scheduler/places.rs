@@ -1,13 +1,13 @@
 //! The state of each disk in a scheduler: ready, parked by its own limit, or waiting for its group.
 //!
-//! Called by [`super::Scheduler`] whenever a disk gets something to do, has started something, or is changed. It keeps
-//! the heaps and the disks in step.
+//! [`super::Scheduler`] calls it whenever a disk gets an I/O, starts one, or is changed. It keeps the heaps consistent
+//! with the disks.
 //!
 //! # Always true
-//! - a disk stands in the heaps of the ready exactly while its place is [`Place::Ready`]
-//! - of a group that its limit holds, one disk after the other is ready on this thread, so no crowd wakes for one place
-//! - what a group's limit lets pass goes to the disk that is furthest behind by its shares, whatever thread that is on;
-//!   one whose turn it is and that does not come holds the others for [`PATIENCE`], once in [`FORGET`]
+//! - a disk is in the heaps of ready disks exactly while its place is [`Place::Ready`]
+//! - of a group that is over its limit, one disk at a time is ready on this thread, which avoids a thundering herd
+//! - what a group's limit passes goes to the disk furthest behind by its shares, on any thread. A disk with priority
+//!   that does not start an I/O delays the others for [`PATIENCE`], once in [`FORGET`]
 
 use super::Scheduler;
 use crate::iocontrol::disk::{Disk, Place};
@@ -19,20 +19,20 @@ use crate::request::{DiskId, IoId};
 use crate::units::{Span, Time};
 use alloc::vec::Vec;
 
-/// An I/O that has waited so long goes before everything but limits. With the time between two scans, and as long for
-/// those found, it waits 10 s at most: a third of a guest's timeout. Origin: chosen; no measurement.
+/// An I/O that has waited this long has priority over everything but limits. With the scan interval, and as long again
+/// to start those found, the wait is at most 10 s: a third of a guest's timeout. Origin: chosen; no measurement.
 const OVERDUE: Span = Span::from_secs(8);
-/// The time between two scans for such I/Os. Origin: chosen; no measurement.
+/// The interval of scans for such I/Os. Origin: chosen; no measurement.
 const LOOK: Span = Span::from_secs(1);
 
-/// How long a disk whose turn it is in its group may keep others waiting: its thread's timer may be late, or its
-/// datastore full. It is short against the 100 ms that a limit may be behind. Origin: chosen; no measurement.
+/// How long a group's disk with priority may delay the others: its thread's timer may be late, or its datastore full.
+/// It is short against the 100 ms that a limit may be behind. Origin: chosen; no measurement.
 const PATIENCE: u64 = 1_000_000 * TICKS_PER_NS;
-/// After this long it is waited for again. What passes meanwhile is made good, because the limit's slack is longer
-/// than the wait. Origin: chosen; no measurement.
+/// After this long, others wait for it again. The limit's slack is longer than the wait, so no throughput is lost.
+/// Origin: chosen; no measurement.
 const FORGET: u64 = 10 * PATIENCE;
 
-/// Asks the limit of a disk's group to let something pass; the disk is charged for what it takes of it.
+/// Passes an I/O through the limit of a disk's group, and charges the disk for it.
 pub(super) fn pass_group(
     groups: &Groups,
     disk: &mut Disk,
@@ -50,19 +50,19 @@ pub(super) fn pass_group(
     true
 }
 
-/// Whether the first I/O of the disk waits since so long that it goes first.
+/// Whether the first I/O of the disk has waited so long that it has priority.
 pub(super) fn is_overdue(disk: &Disk, now: Time) -> bool {
     let first = disk.queue.front();
     first.is_some_and(|first| first.since + OVERDUE <= now)
 }
 
-/// A group's number in the heap of moments, or a disk's in the others.
+/// A group's number in the heap of timers, or a disk's in the other heaps.
 fn number(index: usize) -> u32 {
     u32::try_from(index).expect("disks and groups are numbered in 32 bits")
 }
 
 impl Scheduler {
-    /// Puts a disk that has started something where it belongs now.
+    /// Updates the state of a disk that has started an I/O.
     pub(super) fn go_on(&mut self, now: Time, slot: u32) {
         let limits = self.limits();
         let disk = self.disk(slot);
@@ -84,7 +84,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether a disk of this group that has come to `tag` would have to wait, for the limit or behind others of it.
+    /// Whether a disk of this group at `tag` would have to wait, for the limit or for other disks of the group.
     pub(super) fn is_group_held(&self, now: Time, group: Option<usize>, tag: u64) -> bool {
         let Some(group) = group.filter(|_| self.limits()) else {
             return false;
@@ -99,7 +99,7 @@ impl Scheduler {
                 .is_some()
     }
 
-    /// Finds the place of a disk that has none, if something of it waits.
+    /// Puts a disk that is in no heap into the right one, if it has queued I/Os.
     pub(super) fn place(&mut self, now: Time, slot: u32) {
         let (v, limits) = (self.member.v(), self.limits());
         let disk = self.disk(slot);
@@ -125,8 +125,8 @@ impl Scheduler {
         self.order(slot);
     }
 
-    /// The disk is about to leave: neither limits of its own nor its group's hold back what waits, or keep its front end
-    /// waiting. Ask `pick` afterwards.
+    /// Lifts the limits of a disk that is about to be removed, its own and its group's. Its queued I/Os may then start.
+    /// Call `pick` afterwards.
     pub(crate) fn lift_limits(&mut self, now: Time, disk: DiskId) {
         self.disk(disk.0).note_spent(now);
         let policy = Policy {
@@ -138,7 +138,7 @@ impl Scheduler {
         self.change(now, disk, &policy);
     }
 
-    /// Takes out the I/Os of the disk that wait and that `gone` names, in order: they do not start. Ask `pick` afterwards.
+    /// Removes the queued I/Os of the disk that `gone` names, in order. They do not start. Call `pick` afterwards.
     pub(crate) fn abandon(
         &mut self,
         now: Time,
@@ -163,7 +163,7 @@ impl Scheduler {
         self.publish();
     }
 
-    /// Takes a disk out for good, or to be placed anew: its group goes on without it.
+    /// Takes a disk out of all heaps, for removal or to be placed again. Its group continues without it.
     pub(super) fn take_out(&mut self, now: Time, slot: u32) {
         self.unplace(now, slot);
         if let Some(group) = self.disk(slot).group {
@@ -171,7 +171,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes a disk out of its place.
+    /// Removes a disk from its heap.
     fn unplace(&mut self, now: Time, slot: u32) {
         let v = self.member.v();
         let disk = self.disk(slot);
@@ -194,7 +194,7 @@ impl Scheduler {
         }
     }
 
-    /// The disk that the group let through has started something, or has left: the next need not wait for it.
+    /// Clears the group's released disk, once it has started an I/O or has been removed.
     fn has_gone(&mut self, group: usize, slot: u32) {
         let of = &mut self.groups[group];
         if of.released == Some(slot) {
@@ -204,7 +204,7 @@ impl Scheduler {
         }
     }
 
-    /// Brings the heaps up to date with the tags of a ready disk.
+    /// Updates the heaps with the tags of a ready disk.
     pub(super) fn order(&mut self, slot: u32) {
         let disk = self.disks[slot as usize]
             .as_mut()
@@ -224,7 +224,7 @@ impl Scheduler {
         }
     }
 
-    /// A disk waits until its group may pass something.
+    /// Queues a disk until its group may pass an I/O.
     pub(super) fn hold_in_group(&mut self, now: Time, slot: u32, group: usize) {
         self.unplace(now, slot);
         let disk = self.disks[slot as usize]
@@ -237,8 +237,8 @@ impl Scheduler {
         self.let_through(now, group);
     }
 
-    /// Makes one disk of the group ready if the group may pass something and no other goes before, or has it wait for the
-    /// moment when that may be so.
+    /// Makes one disk of the group ready if the group may pass an I/O and no other thread has priority. Otherwise sets
+    /// a timer.
     fn let_through(&mut self, now: Time, group: usize) {
         if !self.groups[group].parked
             && let Some((tag, slot)) = self.groups[group].waiting.peek()
@@ -266,7 +266,7 @@ impl Scheduler {
         self.tell_group(group);
     }
 
-    /// Until which tick the group's first that waits here has to go on waiting, if it has to.
+    /// The tick until which the group's first waiting disk here must wait, if it must.
     fn group_waits(&mut self, now: Time, group: usize, tag: u64) -> Option<u64> {
         let (tick, limits) = (ticks(now), self.limits());
         let of = &mut self.groups[group];
@@ -288,8 +288,8 @@ impl Scheduler {
                 of.yielded = Some((seat, word, due));
                 return Some(tick.saturating_add(PATIENCE));
             }
-            // It had its time, and nobody else has used it. Later it may come: one that is never waited for is always
-            // too late where this thread is awake and that one sleeps.
+            // It did not start an I/O in time, and no other disk used the slack. Later it may: if others never waited
+            // for it, a sleeping thread would always be too late.
             if of.ignored.is_empty() {
                 of.forget = tick.saturating_add(FORGET);
             }
@@ -301,8 +301,8 @@ impl Scheduler {
         None
     }
 
-    /// Lets other threads know how far behind this one's disks are that wait for the group's limit. The last 16 ns of the
-    /// tag say how much has started: where disks are equally far behind, the tag alone would stay the same.
+    /// Publishes how far behind this thread's disks are that wait for the group's limit. The last 16 ns of the tag
+    /// count starts: otherwise the word would not change among disks that are equally far behind.
     fn tell_group(&self, group: usize) {
         let of = &self.groups[group];
         let waits = of.waiting.peek().map(|(tag, _)| tag);
@@ -318,7 +318,7 @@ impl Scheduler {
         self.member.tell_group(group, least);
     }
 
-    /// Makes ready what limits held until now.
+    /// Makes the disks ready whose limits have expired.
     pub(super) fn release_due(&mut self, now: Time) {
         let tick = ticks(now);
         while let Some((due, slot)) = self.parked.peek() {
@@ -335,20 +335,20 @@ impl Scheduler {
             self.parked_groups.remove(group);
             let of = &mut self.groups[group as usize];
             of.parked = false;
-            // It had its time.
+            // It did not start an I/O in time.
             of.released = None;
             self.let_through(now, group as usize);
         }
     }
 
-    /// The disk has its part in flight.
+    /// Parks the disk, which has its part in flight.
     pub(super) fn hold_to_part(&mut self, now: Time, slot: u32) {
         self.unplace(now, slot);
         self.disk(slot).place = Place::AtPart;
         self.at_part += 1;
     }
 
-    /// One of the disk's own has ended, or its part is another.
+    /// Makes the disk ready after one of its I/Os has completed, or its part has changed.
     pub(super) fn let_on(&mut self, now: Time, slot: u32) {
         let disk = self.disks.get_mut(slot as usize).and_then(Option::as_mut);
         if disk.is_some_and(|disk| disk.place == Place::AtPart) {
@@ -357,7 +357,7 @@ impl Scheduler {
         }
     }
 
-    /// Nobody is to be held any more.
+    /// Makes all delayed disks ready.
     pub(super) fn unpark(&mut self, now: Time) {
         while let Some((_, slot)) = self.parked.peek() {
             self.unplace(now, slot);
@@ -370,7 +370,7 @@ impl Scheduler {
         }
     }
 
-    /// Notes the disks whose first I/O has waited for too long for its turn.
+    /// Marks the disks whose first I/O has waited too long.
     pub(super) fn look_for_overdue(&mut self, now: Time) {
         self.look = now + LOOK;
         for slot in 0..self.disks.len() {
@@ -382,13 +382,13 @@ impl Scheduler {
                 disk.overdue = true;
                 let slot = number(slot);
                 self.overdue.push_back(slot);
-                // What it has in flight may be stuck there.
+                // Its I/Os in flight may be stuck in the datastore.
                 self.let_on(now, slot);
             }
         }
     }
 
-    /// Lets other threads know what is ready here.
+    /// Publishes what is ready on this thread.
     #[inline]
     pub(super) fn publish(&mut self) {
         if !self.member.is_alone() {
