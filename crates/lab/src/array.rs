@@ -5,7 +5,7 @@
 //!
 //! # Always true
 //! - An I/O is answered once the model says that it is done, never before.
-//! - A client that makes no sense, or does not take its answers, loses its connection; nobody else notices.
+//! - A client that breaks the protocol, or does not take its answers, loses its connection; others are not affected.
 //!
 //! # Picture
 //! ```text

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 /// How often the caller's function is called.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Starts `body` on a thread. It goes on if nobody waits for its result.
+/// Starts `body` on a thread. It continues if its result is no longer wanted.
 ///
 /// # Errors
 /// No thread can be started.
@@ -16,14 +16,14 @@ pub fn start<T: Send + 'static>(
     name: &str,
     body: impl FnOnce() -> T + Send + 'static,
 ) -> Result<Receiver<T>> {
-    let (tell, heard) = channel();
+    let (sender, receiver) = channel();
     let thread = std::thread::Builder::new().name(name.into());
     let body = move || {
-        // Nobody waits any more after an interruption.
-        let _heard = tell.send(body());
+        // After an interruption the result is not wanted.
+        let _unwanted = sender.send(body());
     };
     thread.spawn(body).context("cannot start a thread")?;
-    Ok(heard)
+    Ok(receiver)
 }
 
 /// Waits for a result and calls `heed` meanwhile.

@@ -2,7 +2,7 @@
 //!
 //! Two daemons of the given program, each with a root of its own in a temporary directory; behind both one emulated array
 //! ([`crate::array`]), so slow that the machine is nearly idle; four guests in closed loops, whose I/Os and times are
-//! counted where a guest sees them. Whoever shows it calls [`Demo::second`] once a second.
+//! counted where a guest sees them. The caller shows it, and calls [`Demo::second`] once a second.
 //!
 //! # Always true
 //! - Daemons, guests and files are gone once the value is dropped, however that comes.
@@ -209,7 +209,7 @@ impl Drop for Demo {
     }
 }
 
-/// What a host tells of a disk that it serves itself.
+/// What a host reports of a disk that it serves itself.
 fn share<'a>(control: &'a Value, disk: &str) -> Option<&'a Value> {
     let shares = control["shares"].as_array()?;
     shares

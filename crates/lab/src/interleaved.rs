@@ -1,6 +1,6 @@
-//! A/B comparison: variants take turns, and ratios are taken between trials of the same time.
+//! A/B comparison: variants alternate, and ratios are taken between trials of the same time.
 //!
-//! The bench and A/B tests share it. There are two ways to take turns:
+//! The bench and A/B tests share it. There are two ways to alternate:
 //!
 //! - Trials: each variant has a new server and a whole trial, one after the other ([`rotation`], [`until_accepted`]). For
 //!   differences by factors.

@@ -1,6 +1,6 @@
 //! Ctrl-C and other signals: the first one ends work in good order, the second one at once.
 //!
-//! Servers, clients and scratch files are let go by whoever made them; that is why nobody simply ends.
+//! Servers, clients and scratch files are removed by the values that created them, so a program must not simply exit.
 
 use std::io;
 use std::sync::Arc;

@@ -255,7 +255,7 @@ pub fn driver(sockets: &[PathBuf], ask: &Ask) -> Result<(GuestDriver, Vec<Source
     Ok((GuestDriver::new(vms, ask.wait), sources))
 }
 
-/// Makes a test file: wholly written, with bytes that no server can tell to be zeroes.
+/// Makes a test file: wholly written, with bytes that are not zeroes.
 ///
 /// # Errors
 /// The directory is full or not writable.

@@ -102,8 +102,8 @@ pub fn play(
     })
 }
 
-/// An answer of the array that comes so late was kept by a machine that stood still: where two cores are fully busy with
-/// other work it is 16 ms at most, where a hypervisor takes them away 40 to 200 ms.
+/// An answer of the array is so late only on a machine that stood still. It is 16 ms at most where two cores are fully busy
+/// with other work, and 40 to 200 ms where a hypervisor takes them away.
 const STOOD_STILL: Span = Span::from_millis(25);
 
 /// The same for answers on average: 0.17 ms on busy cores, 0.3 to 2.6 ms without them.
@@ -133,7 +133,7 @@ fn words(scenario: &Scenario, variant: &Variant) -> String {
 /// One run in real time. `heed` is called every tenth of a second; its error ends the run.
 ///
 /// # Errors
-/// Something of the hosts fails, or `heed` says so.
+/// A host or a guest fails, or `heed` fails.
 pub fn perform(
     program: &Path,
     scenario: &Scenario,
@@ -220,7 +220,7 @@ impl Cast<'_> {
         Ok(!came.is_empty())
     }
 
-    /// Tells every guest what a phase has for it.
+    /// Starts and stops guests as a phase has it.
     fn cue(&self, phase: &Phase, variant: &Variant) {
         for (place, player) in self.players.iter().enumerate() {
             let alone = variant.alone.as_ref();

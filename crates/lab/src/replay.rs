@@ -111,7 +111,7 @@ pub fn scenario_text(file: &str, trace: &Trace, pace: Pace, array: &str) -> Stri
             (seconds * 100).div_ceil(speed.into()).max(1),
         ),
     };
-    // Quoted as TOML's literal strings are; a name with a quote in it is nobody's.
+    // Quoted as TOML's literal strings are; no file of ours has a quote in its name.
     let file = file.replace('\'', "");
     format!(
         "# {} I/Os of a disk, asked for again. See docs/simulator.md.\n\
@@ -184,7 +184,7 @@ pub fn on_array(trace: &Trace, pace: Pace, array: &ArraySpec) -> Result<Replayed
     bail!("the array is so much slower that the replay does not end")
 }
 
-/// A host with the traced disk, and nobody else.
+/// A host with the traced disk alone.
 fn alone(trace: &Arc<Trace>, pace: Pace, array: &ArraySpec, lasts: Span) -> Scenario {
     Scenario {
         name: "replay".to_owned(),

@@ -44,7 +44,7 @@ pub struct Figures {
     pub latency_p99_us: f64,
 }
 
-/// Figures while I/Os are still being counted. A trace has millions of them: a latency of each is all that is kept.
+/// Figures while I/Os are still being counted. A trace has millions of them: only the latency of each is stored.
 #[derive(Clone, Debug, Default)]
 pub struct Sum {
     figures: Figures,

@@ -46,7 +46,7 @@ pub struct Case {
     pub skip: Span,
     /// How long what was measured covers.
     pub covers_s: f64,
-    /// By disk, what it did; none where nobody tells.
+    /// By disk, what it did; none if that is not known.
     pub measured: Vec<Option<Did>>,
     /// What is known of the array.
     pub array: Known,
@@ -59,7 +59,7 @@ pub struct Case {
 pub enum Known {
     /// It is the very one that was measured.
     Whole,
-    /// By one point of its curve: at this latency, as hosts tell it, it did what it did.
+    /// By one point of its curve: at this latency, as hosts report it, it did what it did.
     Point {
         /// The latency.
         latency_us: f64,
@@ -128,7 +128,7 @@ pub struct Row {
     /// What it would be set to; absent where that is the same.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy_changed: Option<String>,
-    /// As it was measured; absent where nobody tells.
+    /// As it was measured; absent if that is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub measured: Option<Did>,
     /// Simulated as it is.
@@ -144,7 +144,7 @@ pub struct Row {
 /// Simulates it as it is and with the changes. `heed` is called some ten times a second; its error ends the work.
 ///
 /// # Errors
-/// A disk is named that it does not have, it cannot be modelled, or `heed` says so.
+/// A disk is named that it does not have, it cannot be modelled, or `heed` fails.
 pub fn predict(
     case: &Case,
     changes: &Changes,
@@ -270,7 +270,7 @@ impl Case {
         each.collect()
     }
 
-    /// The datastore's latency in that phase, in the mean, as its hosts tell it.
+    /// The datastore's latency in that phase, in the mean, as its hosts report it.
     fn datastore_latency_us(&self, run: &Run) -> f64 {
         let phase = &self.scenario.phases[self.phase];
         let bin = |at: Time| usize::try_from(at.as_nanos() / BIN.as_nanos()).unwrap_or(0);
@@ -400,7 +400,7 @@ fn mode_note(mode: Control) -> Option<String> {
     match mode {
         Control::On => None,
         Control::Observe => Some(
-            "I/O control only observes here: nobody is held back, in the simulator neither"
+            "I/O control only observes here: no disk is limited by shares, in the simulator neither"
                 .to_owned(),
         ),
         Control::Off => {

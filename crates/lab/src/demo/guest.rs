@@ -99,7 +99,7 @@ struct Worker {
 impl Worker {
     fn live(self) {
         while !lock(&self.shared).over {
-            // Nobody reads the reason: that nothing is answered is seen.
+            // The reason is not shown: the demonstration shows that nothing is answered.
             let _ended = self.work();
             if !lock(&self.shared).over {
                 std::thread::park_timeout(LOOK);

@@ -96,7 +96,7 @@ pub(super) fn row(
 }
 
 impl Second {
-    /// Of these rows; `control`: what a host tells of the datastore.
+    /// Of these rows; `control`: what a host reports of the datastore.
     pub(super) fn new(at: Duration, control: &Value, mut disks: Vec<Row>) -> Second {
         let shares = |row: &Row| row.terms.map_or(0.0, |terms| terms.shares as f64);
         let iops: f64 = disks.iter().map(|row| row.iops).sum();
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_of_a_change_is_told_once_and_when_it_is_seen() {
+    fn the_effect_of_a_change_is_reported_once_and_when_it_is_seen() {
         let mut story = Story::default();
         let mut said = Vec::new();
         for at in 0..20 {
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_change_before_the_first_is_told_makes_one_of_both() {
+    fn a_second_change_before_the_first_is_reported_makes_one_of_both() {
         let mut story = Story::default();
         let mut said = Vec::new();
         for at in 0..20 {
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_and_reservations_are_told_too() {
+    fn limits_and_reservations_are_reported_too() {
         let from = Terms {
             shares: 1000,
             reservation_iops: 0,

@@ -2,8 +2,8 @@
 //!
 //! The daemon may be another user: the superuser, under systemd. So the file is made here first, with its owner, in a
 //! directory of its own beside the place where it is to lie, and the daemon appends to it. A directory of its own, because
-//! the kernel lets nobody, the superuser included, open other people's files in /tmp for writing when they may be made by
-//! that (`fs.protected_regular`); and because a file is to have its name only once it is whole. A daemon that is neither
+//! the kernel does not let any user, the superuser included, open other users' files in /tmp for writing if that may create
+//! them (`fs.protected_regular`); and because a file is to have its name only once it is whole. A daemon that is neither
 //! the superuser nor the same user is let in by the group of its socket, which is the group by which it lets us in.
 //!
 //! # Always true
@@ -15,7 +15,7 @@
 //!   DIR/.NAME.PID/trace   made by us, opened by the daemon ... closed by the daemon   ──rename──>  DIR/NAME
 //! ```
 //! # Source
-//! inotify(7): who opened a file and has closed it again is reported; nobody has to guess when the last byte was written.
+//! inotify(7): who opened a file and has closed it again is reported, so the end of the last write is known.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufReader, Write};
@@ -108,7 +108,7 @@ impl Landing {
             })
             .with_context(|| format!("cannot make {}", file.display()))?;
         let (mode, group, own) = (made.mode() & 0o777, made.gid(), made.uid());
-        // Where nobody can tell who it is, it is asked all the same, and says itself what it cannot do.
+        // A daemon whose user is not known is asked all the same, and reports itself what it cannot do.
         if writer.user.is_some_and(|user| user != 0 && user != own) {
             let let_in = |path: &Path, mode: u32| {
                 chown(path, None, Some(writer.group))?;
@@ -339,13 +339,14 @@ mod tests {
     }
 
     #[test]
-    fn half_a_block_is_cut_off_and_told() {
+    fn half_a_block_is_cut_off_and_reported() {
         let place = tempfile::tempdir().expect("a scratch directory");
         let goal = place.path().join("a.trace");
         let landing = Landing::new(&goal, OWN).expect("it can be made");
-        let mut writer = append(&landing);
-        writer.write_all(&block()).expect("it can be written");
-        writer.write_all(&block()[..70]).expect("it can be written");
+        let written = [&block()[..], &block()[..70]].concat();
+        append(&landing)
+            .write_all(&written)
+            .expect("it can be written");
         let landed = landing.land().expect("it lands").expect("there is one");
         assert_eq!((landed.figures.ios, landed.cut_off), (1, 70));
         Trace::open(&goal).expect("what is left is a whole trace");

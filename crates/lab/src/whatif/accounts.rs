@@ -70,7 +70,7 @@ pub struct DiskAccount {
     pub settings: Settings,
     /// What it did; none where another host serves it.
     pub load: Option<LoadAccount>,
-    /// What it asks for, reference I/Os: what its host tells the others.
+    /// What it asks for, reference I/Os: what its host reports to the others.
     pub demand: f64,
 }
 

@@ -19,7 +19,7 @@ pub struct Agreement {
     pub iops_off_percent: f64,
     /// By how much a disk's latency is off at most.
     pub latency_off_percent: f64,
-    /// By how much the datastore's is, as hosts tell it; absent where they were not asked.
+    /// By how much the datastore's is, as hosts report it; absent if it was not measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub datastore_latency_off_percent: Option<f64>,
     /// The same as a sentence.

@@ -248,7 +248,7 @@ impl Accounts {
         };
         if let Some(names) = names(&|disk| disk.load.is_none()) {
             notes.push(format!(
-                "{names}: other hosts serve them and tell only what they ask for; taken to be random reads of 4 KiB"
+                "{names}: other hosts serve them and report only what they ask for; taken to be random reads of 4 KiB"
             ));
         }
         if let Some(names) = names(&|disk| disk.load.is_some_and(|load| load.thread_full)) {
@@ -386,8 +386,8 @@ mod tests {
         };
         let predicted = predict(&case, &changes, &mut || Ok(())).expect("it can be modelled");
         assert_eq!(predicted.agreement.worth, Worth::Poor);
-        let told = predicted.notes.last().expect("notes");
-        assert!(told.contains("where the array's knee is"), "{told}");
+        let note = predicted.notes.last().expect("notes");
+        assert!(note.contains("where the array's knee is"), "{note}");
         // A thousand a second at 20 ms are at 10 ms no less than half, and no more than all of it.
         let all = predicted.all.changed.iops;
         assert!((450.0..=1_050.0).contains(&all), "{predicted:#?}");

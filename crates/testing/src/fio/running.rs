@@ -64,7 +64,7 @@ impl Running {
     /// It is gone.
     pub fn halt(&self) -> Result<()> {
         kill(self.pid(), Signal::SIGSTOP).context("cannot halt fio")?;
-        // Only looked at: whoever ends it waits for it.
+        // Only a look: its end is waited for elsewhere.
         let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
         match waitid(Id::Pid(self.pid()), flags).context("cannot wait for fio to halt")? {
             WaitStatus::Stopped(..) => Ok(()),
@@ -87,7 +87,7 @@ impl Running {
     pub fn requests(&self) -> Result<u64> {
         let path = format!("/proc/{}/io", self.child.id());
         let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-        let bytes = read_bytes(&text).with_context(|| format!("{path} tells no read_bytes"))?;
+        let bytes = read_bytes(&text).with_context(|| format!("{path} has no read_bytes"))?;
         Ok(bytes / self.size)
     }
 

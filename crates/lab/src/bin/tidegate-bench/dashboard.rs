@@ -1,15 +1,17 @@
 //! The cost of an open dashboard: the part of its I/O that a daemon with hundreds of disks loses.
 //!
-//! The daemon has all its threads on one core and its guests on the other, so that whatever it does for the dashboard it
-//! takes from the I/O thread: the worst case. Guests poll, so that no processor rests and all that is taken is missed. Who watches does what a browser with the host's page open does (the stream,
-//! and the daemon's status every ten seconds), and what Prometheus does (`/metrics` every five). One daemon serves all
-//! blocks of a load: making hundreds of disks anew for each would take longer than the blocks. In a block the same guests
-//! ask in slices of a second each, watched and not: a look at the whole host is in the middle of every watched one, and who
-//! asks every five seconds does so in each fifth. Before each slice the page is opened, and closed again before those that
-//! nobody watches, so that processors have rested for as long.
+//! The daemon has all its threads on one core and its guests on the other. So all that it does for the dashboard is taken
+//! from the I/O thread: the worst case. Guests poll, so no CPU sleeps.
+//!
+//! An observer does what a browser with the host's page open does (the stream, and the daemon's status every ten seconds),
+//! and what Prometheus does (`/metrics` every five). One daemon serves all blocks of a load: creating hundreds of disks for
+//! each would take longer than the blocks. In a block the same guests request in slices of a second, alternately watched and
+//! alone. A sample of the whole host comes in the middle of every watched one. The page is opened before each slice, and closed
+//! again before those alone, so that CPUs have slept for as long.
 //!
 //! # Always true
-//! - A slice in which no look at the whole host came by the stream, or the metrics were not answered, is an error: it would cost nothing.
+//! - A watched slice without a sample of the whole host, or with a request that was not answered, is an error: it would cost
+//!   nothing.
 
 use std::cell::Cell;
 use std::io::{BufRead, BufReader, Write};
@@ -37,7 +39,7 @@ use crate::fleet;
 use crate::report::{Figure, Report, Rule};
 
 const SCENARIO: &str = "dashboard";
-const ALONE: &str = "nobody watches";
+const ALONE: &str = "alone";
 const WATCHED: &str = "a dashboard and Prometheus watch";
 /// Disks that the daemon has attached.
 const DISKS: usize = 256;
@@ -119,7 +121,7 @@ fn compare(bench: &Bench, report: &mut Report, case: &str, used: usize, depth: u
         others.map(|each| statistics::spread(&each).map_or(0.0, |all| all.median));
     report.notes.push(format!(
         "{SCENARIO}, {case}: the daemon's threads but its I/O thread take {alone:.2} ms of CPU a second \
-         while nobody watches, {watched:.2} ms watched"
+         alone, {watched:.2} ms while a dashboard and Prometheus watch"
     ));
     daemon.host.stop()
 }
@@ -209,7 +211,7 @@ impl Watched {
         Watcher::start(&self.dashboard, due.map(|(path, _)| path).collect())
     }
 
-    /// Guests of so many disks in slices: while nobody watches, and while somebody does.
+    /// Guests of so many disks in slices, alone and watched.
     fn block(&self, bench: &Bench, used: usize, depth: u16) -> Result<Vec<Beside>> {
         self.wait_until_it_is_left_alone()?;
         let ask = measure::Ask {
@@ -437,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dip_is_looked_for_from_before_a_look_came_and_while_something_was_asked() {
+    fn dips_are_measured_from_before_a_sample_came_and_while_a_request_was_answered() {
         let open = Instant::now();
         let at = |ms| open + Duration::from_millis(ms);
         let mut slice = Curve::default();

@@ -109,7 +109,7 @@ pub(crate) fn disks(bench: &Bench, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// What each of 64 disks adds to the daemon's resident memory while nobody uses it.
+/// What each of 64 disks adds to the daemon's resident memory while it is idle.
 fn idle_memory(bench: &Bench) -> Result<f64> {
     let resident = |count: usize| {
         let (host, _) = start(bench, count, "")?;

@@ -15,7 +15,7 @@ const BLOCKS: usize = 5;
 /// These guard what was reached, beside the percentages that are wanted.
 const MOST_ADDED: [f64; 3] = [15.0, 20.0, 45.0];
 
-/// What I/O control may add, as a part, while it is not engaged: nobody who needs no control should feel it.
+/// What I/O control may add, as a part, while it is not engaged: who needs no control pays little for it.
 const CONTROL_MOST: f64 = 1.03;
 
 /// Counts with no filter, with each stack, and under I/O control.
