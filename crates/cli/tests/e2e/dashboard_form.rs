@@ -117,6 +117,10 @@ fn the_form_offers_best_effort_for_a_reservation_that_cannot_be_promised() {
         assert!(reserve("0").status.success());
         assert!(load.alive(), "it was never refused");
     }
+    browser.until(
+        "that nothing is reserved",
+        "!document.querySelector('[data-figure=outcome]').textContent.includes('never less than')",
+    );
     browser.fill("#f-reservation_iops", "1000000");
     let strict = "if that cannot be guaranteed, nothing changes";
     let loose = "if that cannot be guaranteed, it is met as far as possible";

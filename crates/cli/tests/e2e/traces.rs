@@ -190,7 +190,7 @@ fn a_recording_has_exactly_the_ios_of_a_known_load_and_a_replay_does_them_again(
     assert_eq!(answered(&daemon, "web3", "read"), 0);
     let there = refused(&daemon, &["lab", "record", "web1", &name]);
     assert!(
-        there.contains("is there already") && there.contains("--force"),
+        there.contains("exists already") && there.contains("--force"),
         "{there}"
     );
     daemon.run(&["disk", "detach", "web3"]);
