@@ -38,7 +38,7 @@ impl Failure {
             io::ErrorKind::NotFound => "correct the path, or create what is missing",
             io::ErrorKind::PermissionDenied => "run it as a user who may do that",
             io::ErrorKind::StorageFull => "free some space on its file system (see `df`)",
-            io::ErrorKind::AlreadyExists => "choose another name, or move away what is there",
+            io::ErrorKind::AlreadyExists => "choose another name, or move the existing file away",
             io::ErrorKind::InvalidInput => "give a path, such as ./disk.img",
             _ => "correct the named cause, and try again",
         };

@@ -385,9 +385,9 @@ fn explanation() -> Value {
     let waiting = |reason: &str, mean_us: f64, ratio: f64| json!({"part": "turn", "reason": reason, "mean_us": mean_us, "ratio": ratio});
     json!({
         "disk": "web1", "datastore": "fast", "covers_s": 30.0, "cause": "limit",
-        "because": "its limit of 500 units a second: it began 500 a second",
+        "because": "its limit of 500 units a second: it started 500 a second",
         "remedy": "a higher limit: tidegate disk set web1 --limit N (or unlimited)",
-        "notes": ["it runs on its burst"],
+        "notes": ["the disk uses its burst"],
         "load": {"ios": 15000, "iops": 500.0, "units_per_s": 500.0, "bytes_per_s": 2048000.0,
             "outstanding_mean": 16.0, "latency_mean_us": 32000.0},
         "parts": [part("queue", 0.0, 0.0), part("filters", 1.0, 0.0), waiting("limit", 31500.0, 0.98),
@@ -404,9 +404,9 @@ fn an_explanation_says_what_limits_a_disk_and_where_its_time_went() {
     let run = stage.run(&["explain", "web1", "--last", "5s"]);
     assert_eq!(run.status, 0, "{run:?}");
     for line in [
-        "limited by:   its limit of 500 units a second: it began 500 a second",
+        "limited by:   its limit of 500 units a second: it started 500 a second",
         "to change it: a higher limit: tidegate disk set web1 --limit N (or unlimited)",
-        "note:         it runs on its burst",
+        "note:         the disk uses its burst",
         "waiting in the scheduler (its limit)  31.5ms  98%",
         "1: 10% busy, 20% polling, 70% sleeping",
     ] {
@@ -424,7 +424,7 @@ fn an_explanation_says_what_limits_a_disk_and_where_its_time_went() {
 fn events_are_told_as_they_were_and_as_they_come() {
     let event = |number: u64| {
         json!({"number": number, "at_ms": 951_782_400_000_u64, "datastore": "fast", "event": "burst-low",
-            "disk": "web1", "percent": 20, "text": "of the burst of disk web1 less than 20 % is left"})
+            "disk": "web1", "percent": 20, "text": "less than 20 % is left of the burst of disk web1"})
     };
     let stage = Stage::playing(move |ask| match ask.line.as_str() {
         "GET /v1/events/kept" => Some((200, json!({"events": [event(1)]}))),
@@ -435,7 +435,7 @@ fn events_are_told_as_they_were_and_as_they_come() {
     assert_eq!(
         kept.out,
         "TIME                  DATASTORE  EVENT      WHAT\n\
-         2000-02-29T00:00:00Z  fast       burst-low  of the burst of disk web1 less than 20 % is left\n"
+         2000-02-29T00:00:00Z  fast       burst-low  less than 20 % is left of the burst of disk web1\n"
     );
     let coming = stage.run(&["events", "--follow", "-o", "json"]);
     let numbers: Vec<_> = coming

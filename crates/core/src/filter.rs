@@ -339,7 +339,7 @@ impl FromStr for FilterSpec {
             "fault" => options.parse().map(FilterSpec::Fault),
             "trace" => options.parse().map(FilterSpec::Trace),
             _ => Err(refuse!(
-                "there is no filter `{name}`: there are null, stats, fault and trace"
+                "there is no filter `{name}`; the filters are null, stats, fault and trace"
             )),
         }
     }

@@ -28,7 +28,7 @@ pub(crate) async fn next<T>(
             Err(error) => {
                 if !told {
                     let problem = os_error::io(what, &error);
-                    tracing::error!(%problem, "whoever comes now has to wait");
+                    tracing::error!(%problem, "no new connection can be accepted for now");
                     told = true;
                 }
                 tokio::time::sleep(BREATH).await;

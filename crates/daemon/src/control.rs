@@ -129,7 +129,7 @@ impl Controls {
                 users: 0,
             });
         }
-        let running_now = running.as_mut().expect("it was put there if it was not");
+        let running_now = running.as_mut().expect("it was inserted just before");
         running_now.users += 1;
         let control = running_now.control.clone();
         drop(running);
@@ -216,7 +216,8 @@ impl Drop for InUse {
         }
         let Some(running) = place.take() else { return };
         if let Err(error) = running.control.leave(FAREWELL) {
-            tracing::warn!(datastore = %self.name, %error, "left without a farewell");
+            tracing::warn!(datastore = %self.name, %error, "its departure could not be written to the slot file; \
+                 the other hosts wait for its lease");
         }
         let last_words = running.control.events();
         if !last_words.told.is_empty() || last_words.lost > 0 {

@@ -155,7 +155,7 @@ pub(crate) fn turn(at: impl Into<Location>) -> io::Result<Turn> {
                 continue;
             }
             Err(Errno::WOULDBLOCK) => {
-                let text = "another order, on this host or another, is changing it all the time";
+                let text = "another request, on this host or another, keeps changing it";
                 return Err(io::Error::new(io::ErrorKind::TimedOut, text));
             }
             // There are no locks to be had here.
@@ -280,7 +280,10 @@ mod tests {
         assert!(made.unwrap().success());
         for name in ["link", "pipe"] {
             let refused = read(&path(name), 100).unwrap_err();
-            assert!(refused.to_string().contains("no plain file"), "{refused}");
+            assert!(
+                refused.to_string().contains("not a plain file"),
+                "{refused}"
+            );
             assert!(turn(&path(name)).is_err());
         }
         // In a datastore not even a directory may be a link.

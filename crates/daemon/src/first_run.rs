@@ -44,8 +44,8 @@ fn is_bare(folder: &Path) -> bool {
 /// Makes datastore and disk, attaches it, and answers with what to tell the user. What fails leaves nothing behind that
 /// would be in the next one's way.
 pub(crate) fn make(disk_service: &DiskService) -> Outcome<String> {
-    let datastore: Name = DATASTORE.parse().expect("the constant is a name");
-    let disk: Name = DISK.parse().expect("the constant is a name");
+    let datastore: Name = DATASTORE.parse().expect("the constant is a valid name");
+    let disk: Name = DISK.parse().expect("the constant is a valid name");
     let path = disk_service.root().local_datastore();
     fs::create_dir_all(&path)
         .map_err(|e| os_error::io(format!("cannot create {}", path.display()), &e))?;
@@ -75,8 +75,8 @@ fn after(problem: Problem, undone: Outcome<()>) -> Problem {
 
 fn welcome(disk_service: &DiskService, disk: &Name) -> Outcome<String> {
     let mut text = format!(
-        "This is the first run: it made the datastore `{DATASTORE}` in {}\n\
-         and on it the disk `{DISK}` (1 GiB, thin). Reach it so:\n",
+        "This is the first run. The daemon created the datastore `{DATASTORE}` in {}\nand on it the disk `{DISK}` \
+         (1 GiB, thin). Connect to it:\n",
         disk_service.root().local_datastore().display(),
     );
     let programs = [
@@ -104,9 +104,9 @@ fn welcome(disk_service: &DiskService, disk: &Name) -> Outcome<String> {
 /// What the user is told by every later start: one line, to be followed by the dashboard's address.
 pub(crate) fn later(disks: usize) -> String {
     match disks {
-        0 => "Serving no disk yet. Attach one: tidegate disk attach NAME. ".to_owned(),
-        1 => "Serving 1 disk. Reach it: tidegate disk snippet NAME. ".to_owned(),
-        disks => format!("Serving {disks} disks. Reach one: tidegate disk snippet NAME. "),
+        0 => "No disk is attached. Attach one: tidegate disk attach NAME. ".to_owned(),
+        1 => "Serving 1 disk. Connect to it: tidegate disk snippet NAME. ".to_owned(),
+        disks => format!("Serving {disks} disks. Connect to one: tidegate disk snippet NAME. "),
     }
 }
 

@@ -247,7 +247,8 @@ pub(crate) fn mend_cut(disk: &str, has: u64, block_size: u32) -> String {
     match has - has % block {
         0 => format!("put the whole image back, or delete the disk: tidegate disk delete {disk}"),
         size => format!(
-            "put the whole image back, or shrink the disk to what is left of it: tidegate disk resize {disk} {size} --yes"
+            "put the whole image back, or shrink the disk to the size of its image: tidegate disk resize {disk} \
+             {size} --yes"
         ),
     }
 }
@@ -293,11 +294,12 @@ fn open_within(plan: &ImagePlan, read_only: bool, patience: Duration) -> Outcome
                     format!("cannot open {} for direct I/O", path.display()),
                 )
                 .because(match &opened.info.remark {
-                    Some(remark) => format!("the datastore asks for nothing else, but {remark}"),
-                    None => "the datastore asks for nothing else".to_owned(),
+                    Some(remark) => format!("the datastore is set to direct I/O only, but {remark}"),
+                    None => "the datastore is set to direct I/O only".to_owned(),
                 })
                 .remedy(
-                    "remove the datastore and add it again with --io auto or --io buffered: its disks stay",
+                    "remove the datastore and add it again with --io auto or --io buffered; its disks are not \
+                     deleted",
                 ));
             }
             Ok(opened)
@@ -437,7 +439,7 @@ impl Disk {
         let reading = self.disk.read();
         reading
             .map(Counted::of)
-            .map_err(|e| problem(&e).within(format!("cannot ask for disk {}", self.disk.name())))
+            .map_err(|e| problem(&e).within(format!("cannot query disk {}", self.disk.name())))
     }
 
     /// What its guests' rings got wrong.
@@ -553,7 +555,7 @@ impl Disk {
         match self.disk.restack(filters, CHANGING) {
             // The order stands: what is in flight has only to end first. The disk's settings must say what will be.
             Err(error) if error.kind() == Kind::TimedOut => {
-                tracing::warn!(disk = name, %error, "the new filters take their place when I/O in flight has ended");
+                tracing::warn!(disk = name, %error, "the new filters take effect when the I/O in flight has ended");
                 Ok(())
             }
             changed => changed.map_err(|e| {
@@ -620,19 +622,19 @@ pub(crate) fn problem(error: &tidegate_engine::Error) -> Problem {
         Kind::NotFound => of(ProblemCode::NotFound).remedy(by_cause(error, io::ErrorKind::NotFound)),
         Kind::Busy => of(ProblemCode::Busy).remedy(by_cause(error, io::ErrorKind::ResourceBusy)),
         Kind::Exists => of(ProblemCode::Exists).remedy(by_cause(error, io::ErrorKind::AlreadyExists)),
-        Kind::Invalid => of(ProblemCode::Invalid).remedy("correct what the reason names, and give the order again"),
+        Kind::Invalid => of(ProblemCode::Invalid).remedy("correct what the reason names, and try again"),
         Kind::Denied if is_read_only(error) => Problem::of(ProblemCode::Datastore, error).remedy(
             "mount its file system writable; until then the disk can be exported, or attached read-only (`tidegate disk attach \
              NAME --read-only`)",
         ),
         Kind::Denied => Problem::of(ProblemCode::Datastore, error).remedy(os_error::permit()),
         Kind::Unsupported => of(ProblemCode::Unsupported)
-            .remedy("use what the reason names, or another datastore for it"),
+            .remedy("do as the reason says, or use another datastore"),
         Kind::TimedOut => of(ProblemCode::Datastore)
-            .remedy("see whether the datastore answers (`tidegate datastore list`), then try again"),
+            .remedy("check whether the datastore responds (`tidegate datastore list`), then try again"),
         Kind::Io => of(ProblemCode::Datastore).remedy(by_cause(error, io::ErrorKind::Other)),
         Kind::Gone => of(ProblemCode::Stopping)
-            .remedy("see whether the daemon runs (`tidegate status`), then try again"),
+            .remedy("check whether the daemon runs (`tidegate status`), then try again"),
     }
 }
 
@@ -655,7 +657,7 @@ fn untaken(error: &tidegate_engine::Error, device: &Path) -> Problem {
     let problem = unopened(error);
     match problem.code {
         ProblemCode::Locked => problem.remedy(format!(
-            "see what uses it (lsblk {}), and unmount, stop or detach that first",
+            "find out what uses it (lsblk {}); unmount, stop or detach that first",
             device.display()
         )),
         _ => problem,
@@ -710,7 +712,7 @@ fn upstream_unopened(error: &tidegate_engine::Error, uri: &str) -> Problem {
 fn unopened(error: &tidegate_engine::Error) -> Problem {
     match error.kind() {
         Kind::Busy => Problem::of(ProblemCode::Locked, error).remedy(
-            "stop that daemon or detach the disk there; one that was killed lets go at once",
+            "stop that daemon or detach the disk there; a killed daemon releases it at once",
         ),
         _ => problem(error),
     }

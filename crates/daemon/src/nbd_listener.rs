@@ -98,7 +98,7 @@ pub(crate) async fn attend(endpoint: Endpoint, limits: ConnectionLimits) -> io::
                 // Answers are whole messages already; waiting to merge them only delays a guest.
                 let _ = socket.set_nodelay(true);
                 if let Err(error) = keep_alive(&socket) {
-                    tracing::debug!(%error, "an NBD client that vanishes will not be noticed");
+                    tracing::debug!(%error, "an NBD client that vanishes will not be detected");
                 }
                 let peer = address.to_string();
                 let way = Way::Tcp(address.ip());
@@ -122,7 +122,9 @@ pub(crate) async fn attend_one(
 ) -> Result<(), Gone> {
     let peer = "standard input";
     let Some(ticket) = limits.admit(Way::Unix(None), peer) else {
-        return Err(Gone::Refused("the system has no room for it".to_owned()));
+        return Err(Gone::Refused(
+            "the system has no resources for it".to_owned(),
+        ));
     };
     let address = rustix::net::getsockname(&socket).map_err(io::Error::from)?;
     if address.address_family() == AddressFamily::UNIX {
@@ -231,7 +233,7 @@ where
     let first = first.await;
     if handshake.requested_without_tls() && !matches!(first, Ok(Ok(Some(End::StartTls)))) {
         return Err(Gone::Refused(
-            "it asked without TLS, which is required there".to_owned(),
+            "it connected without TLS, which is required on this listener".to_owned(),
         ));
     }
     let (chosen, kind, socket, stay): (_, _, _, Box<dyn Send>) = match (first??, security) {
@@ -369,7 +371,7 @@ where
             ended = ended => if let Err(error) = ended {
                 tracing::debug!(%error, "a TLS connection ended");
             },
-            () = overdue => tracing::debug!("a TLS client stayed after its end, and is closed"),
+            () = overdue => tracing::debug!("a TLS client did not close its connection; the daemon closed it"),
         }
     });
     Ok(())

@@ -31,7 +31,7 @@ pub(crate) async fn starting(status: &str) -> Infallible {
 /// It is on its way out, for at most so long.
 pub(crate) fn stopping(at_most: Duration) {
     let us = u32::try_from(at_most.as_micros()).unwrap_or(u32::MAX);
-    let status = NotifyState::Status("finishing what is in flight");
+    let status = NotifyState::Status("waiting for I/O in flight to end");
     send(&[
         NotifyState::Stopping,
         status,
@@ -56,6 +56,6 @@ pub(crate) async fn watchdog() {
 
 fn send(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
-        tracing::warn!(%error, "cannot tell the service manager");
+        tracing::warn!(%error, "cannot notify the service manager");
     }
 }

@@ -110,7 +110,7 @@ impl OneOptions {
             queues: 16,
             seg_max: MAX_SEG_MAX,
             block_size: 512,
-            name: "disk".parse().expect("the constant is a name"),
+            name: "disk".parse().expect("the constant is a valid name"),
             serial: String::new(),
         }
     }
@@ -138,7 +138,8 @@ pub fn serve_one(options: OneOptions) -> anyhow::Result<()> {
     let sockets = [&options.vhost_user, &options.nbd];
     if single.is_none() && inherited.is_empty() && sockets.iter().all(|named| named.is_none()) {
         bail!(
-            "there is no way to reach the disk: name a socket with --nbd or --vhost-user, hand a listening one over by LISTEN_FDS, or a connected one as standard input with --single"
+            "no client could connect to the disk: name a socket with --nbd or --vhost-user, pass a listening one by \
+             LISTEN_FDS, or a connected one as standard input with --single"
         );
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -167,7 +168,7 @@ async fn live(
     // Not before: while the image is opened, which its lock or its file system may make long, a signal just ends the
     // process, and there is nothing yet to leave in order.
     let mut signals = Signals::new()?;
-    let datastore = "none".parse().expect("the constant is a name");
+    let datastore = "none".parse().expect("the constant is a valid name");
     let live = Attached::new(options.name.clone(), datastore, disk);
     let disks = Arc::new(AttachedDisks::with_default(options.name.clone()));
     disks.insert(Arc::clone(&live));
@@ -204,7 +205,7 @@ async fn live(
     });
     tokio::select! {
         ended = ending => served.and(ended),
-        () = signals.next() => Err(os_error::invalid("ended at once, by a second signal")),
+        () = signals.next() => Err(os_error::invalid("stopped at once, by a second signal")),
     }
 }
 
@@ -279,7 +280,7 @@ async fn serve_single(
         return std::future::pending().await;
     };
     let served = nbd_listener::attend_one(socket, security, limits).await;
-    let what = "the client on standard input came to no disk";
+    let what = "the client on standard input did not get a disk";
     served.map_err(|gone| match gone {
         Gone::Refused(why) => os_error::invalid(what).because(why),
         Gone::Left(error) => os_error::io(what, &error),
@@ -335,14 +336,14 @@ fn plan(options: &OneOptions) -> Outcome<DiskPlan> {
     descriptor.serial = options.serial.clone();
     if options.queues == 0 || options.queues > MAX_QUEUES {
         let what = format!("{} queues are not from 1 to {MAX_QUEUES}", options.queues);
-        return Err(os_error::invalid(what).remedy("give such a number with --queues"));
+        return Err(os_error::invalid(what).remedy("give a number in that range with --queues"));
     }
     if options.seg_max == 0 || options.seg_max > MAX_SEG_MAX {
         let what = format!(
             "{} segments are not from 1 to {MAX_SEG_MAX}",
             options.seg_max
         );
-        return Err(os_error::invalid(what).remedy("give such a number with --seg-max"));
+        return Err(os_error::invalid(what).remedy("give a number in that range with --seg-max"));
     }
     let traced = TracedDisk {
         size,
@@ -415,9 +416,9 @@ fn image(source: &str, options: &OneOptions) -> Outcome<ImagePlan> {
 fn tie_to_parent() -> anyhow::Result<()> {
     let parent = std::os::unix::process::parent_id();
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
-        .context("cannot tie this process to its parent")?;
+        .context("cannot make this process end with its parent")?;
     if std::os::unix::process::parent_id() != parent {
-        bail!("the parent process ended before its disk was served");
+        bail!("the parent process ended before the disk was served");
     }
     Ok(())
 }
@@ -519,7 +520,7 @@ mod tests {
             assert!(problem.why.join(": ").contains(named), "{problem}");
             let remedy = problem.remedy.unwrap_or_default();
             assert!(remedy.contains(&then), "{remedy}");
-            assert!(remedy.contains("say --format raw"), "{remedy}");
+            assert!(remedy.contains("use --format raw"), "{remedy}");
             assert_eq!(refused(&path, true), None, "{named}");
         }
         let path = folder.path().join("raw");

@@ -14,17 +14,14 @@ pub(crate) type Outcome<T> = Result<T, Problem>;
 /// What has befallen an image, and why that is so: each half of a sentence.
 pub(crate) fn harm(harm: Harm) -> (&'static str, &'static str) {
     match harm {
-        Harm::FlushesFail => (
-            "its flushes fail",
-            "what was written to it may not have been made durable",
-        ),
+        Harm::FlushesFail => ("its flushes fail", "data written to it may not be durable"),
         Harm::Cut => (
-            "it is not written to any more",
-            "its image was cut behind the daemon's back, and what is left of it can be read",
+            "it is read-only now",
+            "another program shortened its image; the remaining part can be read",
         ),
         Harm::Torn => (
-            "it is neither read nor written any more",
-            "its image was cut behind the daemon's back while it was written, and may have holes where data was",
+            "it rejects all I/O now",
+            "another program shortened its image while it was written; data may be missing",
         ),
     }
 }
@@ -56,9 +53,9 @@ fn code(kind: io::ErrorKind) -> ProblemCode {
 pub(crate) fn remedy(kind: io::ErrorKind) -> String {
     let remedy = match kind {
         io::ErrorKind::NotFound => {
-            "correct the path, or create what is missing: `namei -l PATH` shows which part of it that is"
+            "correct the path, or create what is missing: `namei -l PATH` shows the missing part"
         }
-        io::ErrorKind::AlreadyExists => "choose another name, or move away what is there",
+        io::ErrorKind::AlreadyExists => "choose another name, or move the existing file away",
         io::ErrorKind::StorageFull => "free some space on its file system (see `df`)",
         io::ErrorKind::QuotaExceeded => {
             "free some space, or raise the quota of the daemon's user (see `quota`)"
@@ -75,29 +72,29 @@ pub(crate) fn remedy(kind: io::ErrorKind) -> String {
             "use a shorter name: most file systems take 255 bytes, and 4095 for the whole path"
         }
         io::ErrorKind::InvalidInput => {
-            "put the plain file or directory itself there, of a name that its file system takes: a link is not followed"
+            "put the plain file or directory itself there: a symbolic link is not followed"
         }
         io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData => {
-            "get the file again from where it came from, or put back a copy: it is cut or damaged"
+            "get the file again from its source, or restore a copy: it is truncated or damaged"
         }
         io::ErrorKind::FileTooLarge => {
             "use another file system: this one cannot hold a file of that size"
         }
         io::ErrorKind::Unsupported => "use another file system: this one cannot do that",
         io::ErrorKind::ConnectionRefused => {
-            "start what should listen there, or correct the address"
+            "start the server that should listen there, or correct the address"
         }
         io::ErrorKind::TimedOut | io::ErrorKind::StaleNetworkFileHandle => {
-            "see whether its file server answers, then try again"
+            "check whether its file server responds, then try again"
         }
         io::ErrorKind::ResourceBusy | io::ErrorKind::WouldBlock => {
-            "end what uses it (see `lsof` or `lsblk`), then try again"
+            "end the programs that use it (see `lsof` or `lsblk`), then try again"
         }
         io::ErrorKind::AddrInUse => {
-            "end what listens there (see `ss -lp`), or choose another address"
+            "end the program that listens there (see `ss -lp`), or choose another address"
         }
         io::ErrorKind::AddrNotAvailable => "choose an address of this host (see `ip address`)",
-        _ => "look into the kernel's log (dmesg) for what its device or file server reported",
+        _ => "see the kernel's log (dmesg) for errors of its device or file server",
     };
     remedy.to_owned()
 }
@@ -132,9 +129,9 @@ pub(crate) async fn blocking<T: Send + 'static>(
 
 /// A problem of the daemon's own making.
 pub(crate) fn failed(error: &dyn std::error::Error) -> Problem {
-    Problem::new(ProblemCode::Internal, "the daemon failed at this")
+    Problem::new(ProblemCode::Internal, "the daemon failed while it did this")
         .because(error)
-        .remedy("look into its log, and report it")
+        .remedy("see its log, and report this as a bug")
 }
 
 #[cfg(test)]

@@ -208,7 +208,7 @@ fn twice<T>(
         };
         return Err(os_error::invalid(what)
             .because(why)
-            .remedy("leave out one of them, or give it another place"));
+            .remedy("remove one of them, or change it"));
     }
     Ok(())
 }
@@ -289,7 +289,7 @@ fn read_config(root: &Root, options: &ServeOptions) -> Outcome<(Config, Option<P
 /// What to do about a configuration that cannot be read: of the wrong type or form in most cases.
 fn unread(error: &ConfigError, text: &str) -> String {
     let ConfigError::Syntax(error) = error else {
-        return "use the program that it was written for".to_owned();
+        return "use the version of tidegate that it was written for".to_owned();
     };
     let says = error.message();
     let line = error.span().and_then(|span| {
@@ -313,7 +313,7 @@ fn unread(error: &ConfigError, text: &str) -> String {
                 false => "give a value of that type; see docs/config.md".to_owned(),
             }
         }
-        _ => "correct it as docs/config.md says".to_owned(),
+        _ => "correct it; see docs/config.md".to_owned(),
     }
 }
 
@@ -325,7 +325,7 @@ pub fn read_config_file(path: &Path) -> io::Result<String> {
         .custom_flags(nonblock)
         .open(path)?;
     if file.metadata()?.file_type().is_fifo() {
-        return Err(io::Error::other("it is a pipe, and no plain file"));
+        return Err(io::Error::other("it is a pipe, not a plain file"));
     }
     let mut text = String::new();
     file.take(LONGEST_CONFIG + 1).read_to_string(&mut text)?;

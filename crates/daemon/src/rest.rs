@@ -78,7 +78,7 @@ async fn unknown(request: Request) -> Failure {
         ProblemCode::NotFound,
         format!("there is no {} {}", request.method(), request.uri().path()),
     );
-    Failure(problem.remedy("see /openapi.json for what there is"))
+    Failure(problem.remedy("/openapi.json lists all paths"))
 }
 
 /// A route is there, but not for this method. Which it is for, axum adds as `Allow`.
@@ -86,7 +86,7 @@ async fn wrong_method(request: Request) -> Failure {
     let path = request.uri().path();
     let problem = Problem::new(
         ProblemCode::WrongMethod,
-        format!("{path} takes no {}", request.method()),
+        format!("{path} does not support {}", request.method()),
     );
     Failure(problem.remedy("use a method that the answer's Allow header or /openapi.json names"))
 }
@@ -168,9 +168,9 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
         let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
         serde_json::from_slice(bytes).map(Body).map_err(|error| {
             Failure(
-                os_error::invalid("the request's body makes no sense")
+                os_error::invalid("the request's body is invalid")
                     .because(error)
-                    .remedy("see /openapi.json for what is expected"),
+                    .remedy("/openapi.json describes the body"),
             )
         })
     }
@@ -188,14 +188,14 @@ fn unread(error: &BytesRejection) -> Problem {
 pub(crate) fn broken_off(why: &str) -> Problem {
     os_error::invalid("cannot read the request's body")
         .because(why)
-        .remedy("send the whole body: Content-Length says how long it is")
+        .remedy("send as many bytes as Content-Length says")
 }
 
 /// A request's body is longer than any that makes sense.
 pub(crate) fn too_long() -> Problem {
     Problem::new(ProblemCode::TooLarge, "cannot read the request's body")
         .because(format!("it is longer than {} KiB", BODY >> 10))
-        .remedy("send a shorter one: see /openapi.json for what is expected")
+        .remedy("send a shorter one: /openapi.json describes the body")
 }
 
 /// Arguments in the path.
@@ -212,9 +212,9 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Path<T>
         path.map(|axum::extract::Path(value)| Path(value))
             .map_err(|error| {
                 Failure(
-                    os_error::invalid("the request's path makes no sense")
+                    os_error::invalid("the request's path is invalid")
                         .because(error.body_text())
-                        .remedy("see /openapi.json for what there is"),
+                        .remedy("/openapi.json lists all paths"),
                 )
             })
     }
@@ -228,7 +228,7 @@ fn name(text: &str) -> Outcome<Name> {
             format!("there is nothing called '{text}'"),
         )
         .because_of(&error)
-        .remedy("give a name that is listed (`tidegate disk list`, `tidegate datastore list`)")
+        .remedy("use a name from `tidegate disk list` or `tidegate datastore list`")
     })
 }
 

@@ -207,7 +207,7 @@ fn remove_leftovers(disk_service: &DiskService) {
         .name("leftovers".to_owned())
         .spawn(move || jobs.remove_leftovers());
     if let Err(error) = remove {
-        tracing::warn!(%error, "what interrupted exports left stays until the next start");
+        tracing::warn!(%error, "files of interrupted exports are not removed before the next start");
     }
 }
 
@@ -217,7 +217,7 @@ async fn stop(
     answering: tokio::task::JoinHandle<()>,
     mut signals: Signals,
 ) -> Outcome<()> {
-    tracing::info!("stopping: finishing what is in flight (signal again to end at once)");
+    tracing::info!("stopping: waiting for I/O in flight to end (signal again to stop at once)");
     daemon.set_state(State::Stopping);
     notify::stopping(STOPPING);
     daemon.services.stop().cancel();
@@ -230,7 +230,7 @@ async fn stop(
     let hasty = tokio::select! {
         hasty = tokio::time::timeout(STOPPING, ending) => hasty,
         () = signals.next() => {
-            return Err(Problem::new(ProblemCode::Stopping, "ended at once, by a second signal"));
+            return Err(Problem::new(ProblemCode::Stopping, "stopped at once, by a second signal"));
         }
     };
     let _ = tokio::time::timeout(GOODBYE, answering).await;
@@ -241,13 +241,13 @@ async fn stop(
         }
         Ok(Ok(hasty)) => Err(Problem::new(
             ProblemCode::Datastore,
-            format!("{hasty} disks did not end in peace"),
+            format!("{hasty} disks did not detach cleanly"),
         )
-        .because("their datastores did not finish what was in flight")),
+        .because("their datastores did not complete the I/O in flight")),
         Ok(Err(error)) => Err(os_error::failed(&error)),
         Err(_) => Err(
             Problem::new(ProblemCode::Datastore, "did not stop in time").because(format!(
-                "a datastore did not answer within {} s",
+                "a datastore did not respond within {} s",
                 STOPPING.as_secs()
             )),
         ),
@@ -263,7 +263,7 @@ fn unix_endpoints(plan: &Plan, inherited: Vec<Inherited>) -> Outcome<Vec<(Endpoi
             return Err(os_error::invalid(format!(
                 "cannot serve on the inherited TCP socket {name}"
             ))
-            .because("what is inherited carries no certificates")
+            .because("an inherited socket has no TLS certificates")
             .remedy("configure the address under nbd.tcp"));
         }
         let listed = NbdListener {

@@ -156,9 +156,9 @@ impl Store {
     }
 
     fn write_record(&self, name: &Name, record: &DatastoreRecord) -> Outcome<()> {
-        let text = toml::to_string(record).expect("a record has only values that TOML can hold");
+        let text = toml::to_string(record).expect("every value of a record can be written as TOML");
         files::replace(&self.datastore_file(name), text.as_bytes())
-            .map_err(|e| os_error::io(format!("cannot remember datastore {name}"), &e))
+            .map_err(|e| os_error::io(format!("cannot store the record of datastore {name}"), &e))
     }
 
     /// What groups of disks may do together.
@@ -182,9 +182,10 @@ impl Store {
             groups: groups.clone(),
             ..GroupsRecord::default()
         };
-        let text = toml::to_string(&record).expect("a record has only values that TOML can hold");
+        let text =
+            toml::to_string(&record).expect("every value of a record can be written as TOML");
         files::replace(&self.state.join("groups.toml"), text.as_bytes())
-            .map_err(|e| os_error::io("cannot remember the groups of disks", &e))
+            .map_err(|e| os_error::io("cannot store the groups of disks", &e))
     }
 
     /// Remembers a new datastore.
@@ -236,17 +237,17 @@ impl Store {
         }
         // An earlier version has added it, which remembered nothing.
         let unmounted = |why: String| {
-            let remedy = format!("mount what belongs at {}", path.display());
+            let remedy = format!("mount the file system that belongs at {}", path.display());
             home::not_mounted(datastore, why, remedy)
         };
         let used = home::is_used(path);
         if used.map_err(|error| unmounted(format!("{}: {error}", path.display())))? {
-            let what = format!("cannot remember the file system of datastore {datastore}");
+            let what = format!("cannot store which file system datastore {datastore} is on");
             return memory.adopt(path).map_err(|e| os_error::io(what, &e));
         }
         match self.attached()?.values().any(|on| on == datastore) {
             true => {
-                let why = "disks of it are to be attached, and its directory is empty";
+                let why = "its directory is empty, but disks on it should be attached";
                 Err(unmounted(why.to_owned()))
             }
             false => Ok(()),
@@ -259,7 +260,7 @@ impl Store {
         fs::remove_file(&path)
             .and_then(|()| home::Memory::of(&self.state, name).forget())
             .and_then(|()| files::sync_folder(&self.state.join("datastores")))
-            .map_err(|e| os_error::io(format!("cannot forget datastore {name}"), &e))
+            .map_err(|e| os_error::io(format!("cannot remove the record of datastore {name}"), &e))
     }
 
     /// The disks to attach at start, and the datastores that they lie on.
@@ -321,9 +322,9 @@ impl Store {
     }
 
     fn write_attached(&self, attached: &Attached) -> Outcome<()> {
-        let text = toml::to_string(attached).expect("names are values that TOML can hold");
+        let text = toml::to_string(attached).expect("names can be written as TOML");
         files::replace(&self.attached_file(), text.as_bytes())
-            .map_err(|e| os_error::io("cannot remember which disks are attached", &e))
+            .map_err(|e| os_error::io("cannot store which disks are attached", &e))
     }
 
     /// The paths outside of datastores that disks may use on this host.
@@ -334,7 +335,7 @@ impl Store {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
             Err(error) => {
                 return Err(os_error::io(
-                    "cannot read which paths were agreed to",
+                    "cannot read which paths were accepted",
                     &error,
                 ));
             }
@@ -349,11 +350,11 @@ impl Store {
     /// Remembers which paths outside of datastores disks may use on this host.
     pub(crate) fn set_agreed(&self, paths: AgreedPaths) -> Outcome<()> {
         let agreed = Agreed { version: 1, paths };
-        let what = "cannot remember which paths were agreed to";
+        let what = "cannot store which paths were accepted";
         let text = toml::to_string(&agreed).map_err(|e| {
             os_error::invalid(what)
                 .because_of(&e)
-                .remedy("name paths of UTF-8 text only")
+                .remedy("use paths that are valid UTF-8")
         })?;
         files::replace(&self.agreed_file(), text.as_bytes()).map_err(|e| os_error::io(what, &e))
     }
@@ -409,7 +410,7 @@ fn corrupt(path: &Path) -> Problem {
         ProblemCode::Corrupt,
         format!("{} is damaged", path.display()),
     )
-    .remedy("mend it by hand or put back a copy; nothing was changed")
+    .remedy("repair it by hand or restore a copy; nothing was changed")
 }
 
 fn newer(path: &Path, version: u32) -> Problem {
@@ -418,7 +419,7 @@ fn newer(path: &Path, version: u32) -> Problem {
         format!("cannot understand {}", path.display()),
     )
     .because(format!(
-        "its format is version {version}, this program reads version 1"
+        "its format is version {version}; this program supports version 1"
     ))
     .remedy("use the program that wrote it")
 }

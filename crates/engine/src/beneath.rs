@@ -257,7 +257,7 @@ fn must_be_plain(stat: &Stat) -> io::Result<()> {
 fn no_plain_file() -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidInput,
-        "it is no plain file, and links are not followed there",
+        "it is not a plain file, and links are not followed",
     )
 }
 
@@ -328,7 +328,10 @@ mod tests {
                 OFlags::RDWR | OFlags::CREATE,
             ] {
                 let refused = folder.open(path, flags, 0o600).expect_err(path);
-                assert!(refused.to_string().contains("no plain file"), "{refused}");
+                assert!(
+                    refused.to_string().contains("not a plain file"),
+                    "{refused}"
+                );
             }
         }
         let dev = Folder::named(Path::new("/dev")).expect("it opens");

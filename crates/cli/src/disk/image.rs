@@ -241,7 +241,7 @@ fn is_own_descriptor(path: &Path) -> bool {
 fn must_be_device(device: &Path) -> Result<(), Failure> {
     let why = match device.metadata() {
         Ok(there) if there.file_type().is_block_device() => return Ok(()),
-        Ok(_) => "it is no block device".to_owned(),
+        Ok(_) => "it is not a block device".to_owned(),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => error.to_string(),
         // The daemon may see what this user does not.
         Err(_) => return Ok(()),
@@ -266,7 +266,7 @@ mod tests {
     fn what_is_no_block_device_is_refused_before_anybody_agrees_to_a_loss() {
         for (path, why) in [
             ("/dev/no-such-device", "No such file"),
-            ("/dev/null", "no block device"),
+            ("/dev/null", "not a block device"),
         ] {
             let refused = must_be_device(Path::new(path)).unwrap_err();
             let problem = refused.problem().unwrap();

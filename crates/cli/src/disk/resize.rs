@@ -45,7 +45,7 @@ fn must_be_possible(disk: &Disk, size_bytes: u64) -> Result<(), Failure> {
             .because(refused.why)
             .remedy(refused.remedy)
     })?;
-    must_be_detached(disk, "resize", "no guest expects its disk to shrink")
+    must_be_detached(disk, "resize", "guests do not support a disk that shrinks")
 }
 
 impl Resize {

@@ -91,7 +91,7 @@ fn the_end_of_a_burst_is_reported_on_the_stream_and_in_the_log() {
     );
     let logged = daemon.said();
     assert_eq!(
-        logged.matches("the burst of disk web1 is spent").count(),
+        logged.matches("the burst of disk web1 is used up").count(),
         1,
         "{logged}"
     );

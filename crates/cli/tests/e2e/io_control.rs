@@ -559,7 +559,7 @@ fn a_reservation_that_cannot_be_promised_is_refused_without_best_effort() {
         assert!(!load.is_finished(), "it was never refused");
     };
     let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
-    for words in ["cannot be promised", "may be promised", "--best-effort"] {
+    for words in ["cannot be guaranteed", "can be guaranteed", "--best-effort"] {
         assert!(said.contains(words), "no `{words}` in: {said}");
     }
     assert!(reserve(&["--best-effort"]).status.success());

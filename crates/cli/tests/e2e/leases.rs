@@ -97,11 +97,21 @@ fn in_front_of_an_nbd_server_only_a_fenced_hosts_disk_is_taken_over_and_it_write
     one.run(&["disk", "attach", "db1"]);
     nbdsh(&one, "h.pwrite(b'a' * 4096, 0)");
     let said = refused(&two, &["disk", "attach", "db1"]);
-    assert_says(&said, &["open on host host-one", "it renewed its lease"]);
+    assert_says(
+        &said,
+        &["open on host host-one", "it has just renewed its lease"],
+    );
 
     signal(&one, "STOP");
     let said = refused(&two, &["disk", "attach", "db1"]);
-    assert_says(&said, &["fell silent", "power it off", "--force-takeover"]);
+    assert_says(
+        &said,
+        &[
+            "stopped renewing its lease",
+            "power it off",
+            "--force-takeover",
+        ],
+    );
     two.run(&["disk", "attach", "db1", "--force-takeover", "--yes"]);
     nbdsh(&two, "h.pwrite(b'b' * 4096, 0)\nh.flush()");
 
@@ -118,10 +128,7 @@ except nbd.Error as error:
     );
     nbdsh(&two, "assert h.pread(4096, 0) == b'b' * 4096");
     let shown = one.run(&["disk", "show", "db1"]);
-    assert_says(
-        &shown,
-        &["not written to any more", "has taken the disk over"],
-    );
+    assert_says(&shown, &["not written any more", "has taken the disk over"]);
     one.run(&["disk", "detach", "db1", "--disconnect"]);
     // What the one gives back is not the other's.
     let said = refused(&one, &["disk", "attach", "db1"]);

@@ -412,7 +412,7 @@ fn a_daemon_that_runs_out_of_open_files_says_which_limit_to_raise() {
         .wait("word of an NBD client", 0, PATIENCE, |said| {
             let mut lines = said.lines();
             lines
-                .find(|line| line.contains("an NBD client is turned away"))
+                .find(|line| line.contains("an NBD client was refused by its limit"))
                 .map(str::to_owned)
         });
     assert_says(&told, &remedy);

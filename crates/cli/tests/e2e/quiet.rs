@@ -77,7 +77,7 @@ fn the_last_event_of_a_disk_is_reported_on_a_datastore_without_others() {
     let begun = Instant::now();
     loop {
         let told = daemon.run(&["events"]);
-        if told.contains("the burst of disk web1 is spent") {
+        if told.contains("the burst of disk web1 is used up") {
             break;
         }
         assert!(begun.elapsed() < PATIENCE, "it is not told:\n{told}");
@@ -85,7 +85,7 @@ fn the_last_event_of_a_disk_is_reported_on_a_datastore_without_others() {
     assert_eq!(
         daemon
             .said()
-            .matches("the burst of disk web1 is spent")
+            .matches("the burst of disk web1 is used up")
             .count(),
         1
     );

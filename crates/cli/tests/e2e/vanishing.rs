@@ -212,7 +212,12 @@ fn damaged_truncated_and_foreign_slot_files_are_repaired_and_reported_once() {
         assert_eq!(told(&daemon, TROUBLE), 0, "{}", daemon.said());
         // The foreign bytes, and the foreign file, if that was read twice before it was mended.
         assert!(told(&daemon, FOREIGN) <= 2, "{}", daemon.said());
-        assert_eq!(told(&daemon, "has fallen silent"), 0, "{}", daemon.said());
+        assert_eq!(
+            told(&daemon, "no longer writes its slot"),
+            0,
+            "{}",
+            daemon.said()
+        );
         assert!(daemon.stop("TERM").success());
     }
 }
@@ -354,8 +359,8 @@ fn hosts_continue_without_a_vanished_coordination_directory_and_resume_with_it()
     mounts[0].vanish();
     let (gone, before) = (Instant::now(), done(one, "one"));
     // Alone before it is back, as long as it is away for longer than a lease.
-    wait_until_told(one, "cannot be heard", 1);
-    wait_until_told(other, "has fallen silent", 1);
+    wait_until_told(one, "cannot be read: this host decides alone", 1);
+    wait_until_told(other, "no longer writes its slot", 1);
     while gone.elapsed() < span {
         loads[0].said.pause(Duration::from_millis(200));
     }
@@ -382,16 +387,21 @@ fn hosts_continue_without_a_vanished_coordination_directory_and_resume_with_it()
     for (words, times) in [
         (TROUBLE, 1),
         (TROUBLE_OVER, 1),
-        ("cannot be heard", 1),
-        ("can be heard again", 1),
-        ("cannot hear this one", 1),
-        ("hear this one again", 1),
+        ("cannot be read: this host decides alone", 1),
+        ("can be read again", 1),
+        ("cannot be written: it takes no more", 1),
+        ("can be written again", 1),
     ] {
         wait_until_told(one, words, times);
         assert_eq!(told(one, words), times, "'{words}' in:\n{}", one.said());
         assert_eq!(told(other, words), 0, "'{words}' in:\n{}", other.said());
     }
-    assert_eq!(told(other, "has fallen silent"), 1, "{}", other.said());
+    assert_eq!(
+        told(other, "no longer writes its slot"),
+        1,
+        "{}",
+        other.said()
+    );
     for mut load in loads {
         load.stop("INT");
         let said = load.said.text();

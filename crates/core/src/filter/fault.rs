@@ -153,12 +153,12 @@ impl FromStr for FaultSpec {
             (None, None, None, true) => FaultAct::Lost,
             (None, None, None, false) => {
                 return Err(refuse!(
-                    "the fault filter does not know what to do: give one of error=eio, delay=5ms, torn, lost"
+                    "the fault filter needs an action: error=eio, delay=5ms, torn or lost"
                 ));
             }
             _ => {
                 return Err(refuse!(
-                    "the fault filter takes one act: error=, delay=, torn or lost (delay and torn may add error=)"
+                    "the fault filter takes one action: error=, delay=, torn or lost (delay and torn may add error=)"
                 ));
             }
         };
@@ -169,9 +169,7 @@ impl FromStr for FaultSpec {
             spec.op = Some(Op::Write);
         }
         if seeded && spec.billionths == ALWAYS {
-            return Err(refuse!(
-                "seed= chooses among chances: give probability= too"
-            ));
+            return Err(refuse!("seed= has no effect without probability="));
         }
         spec.validate()?;
         Ok(spec)
@@ -183,7 +181,7 @@ impl FaultSpec {
     pub fn validate(&self) -> Result<(), OptionsError> {
         if self.every == 0 {
             return Err(refuse!(
-                "every=0 strikes nothing: write 1 for each, 2 for every other"
+                "every=0 matches nothing: write 1 for each, 2 for every other"
             ));
         }
         if self.from >= self.to {
@@ -198,7 +196,7 @@ impl FaultSpec {
             (FaultAct::Delay(..), _) => Ok(()),
             (FaultAct::Lost, Some(op)) if op.modifies() || op == Op::Flush => Ok(()),
             (FaultAct::Lost, _) => Err(refuse!(
-                "only what changes a disk can be lost: give op=write, write-zeroes, discard or flush"
+                "only changes of a disk can be lost: give op=write, write-zeroes, discard or flush"
             )),
         }
     }
@@ -214,7 +212,7 @@ fn named<T: Copy>(table: &[(&str, T)], key: &str, value: Option<&str>) -> Result
             .fold(alloc::string::String::new(), |all, (name, _)| {
                 all + " " + name
             });
-        refuse!("{key}={value} is unknown: there are{names}")
+        refuse!("{key}={value} is unknown; the choices are{names}")
     })
 }
 
@@ -222,7 +220,7 @@ fn named<T: Copy>(table: &[(&str, T)], key: &str, value: Option<&str>) -> Result
 fn range(text: &str) -> Result<(u64, u64), OptionsError> {
     let (from, to) = text
         .split_once('-')
-        .ok_or_else(|| refuse!("range={text} is not a range: write FROM-TO, for instance 1M-2M"))?;
+        .ok_or_else(|| refuse!("range={text} is not a range: write FROM-TO, for example 1M-2M"))?;
     let end = |text, open| {
         if str::is_empty(text) {
             Ok(open)
@@ -530,11 +528,11 @@ mod tests {
     #[test]
     fn rules_that_make_no_sense_are_refused_with_a_way_out() {
         for (text, way_out) in [
-            ("", "give one of"),
-            ("op=write", "give one of"),
-            ("lost,error=eio", "one act"),
-            ("torn,delay=1ms", "one act"),
-            ("error=ebadf", "there are eio"),
+            ("", "needs an action"),
+            ("op=write", "needs an action"),
+            ("lost,error=eio", "one action"),
+            ("torn,delay=1ms", "one action"),
+            ("error=ebadf", "the choices are eio"),
             ("error", "error=..."),
             ("error=eio,op=trim", "discard"),
             ("error=eio,every=0", "1 for each"),

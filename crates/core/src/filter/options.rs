@@ -87,7 +87,7 @@ pub(super) fn span(key: &str, value: Option<&str>) -> Result<Span, OptionsError>
 /// A fraction between 0 and 1 with up to nine places, in billionths.
 pub(super) fn fraction(key: &str, value: Option<&str>) -> Result<u32, OptionsError> {
     let value = required(key, value)?;
-    let wrong = || refuse!("{key}={value} is not between 0 and 1: write for instance 0.01");
+    let wrong = || refuse!("{key}={value} is not between 0 and 1: write, for example, 0.01");
     let (whole, places) = value.split_once('.').unwrap_or((value, ""));
     let mut billionths: u32 = match whole {
         "0" | "" if !(whole.is_empty() && places.is_empty()) => 0,

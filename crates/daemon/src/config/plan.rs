@@ -189,7 +189,7 @@ fn threads(config: &Config, machine: &Machine) -> Outcome<ThreadsPlan> {
     }
     let poll = config.io.poll.map_or(POLL, Span::to_duration);
     if poll > Duration::from_secs(1) {
-        return Err(bad("io.poll", "more than a second of polling is not brief")
+        return Err(bad("io.poll", "it is more than a second")
             .remedy("use microseconds, such as \"50us\"; \"0\" sleeps at once"));
     }
     Ok(ThreadsPlan { count, poll, cpus })
@@ -229,7 +229,7 @@ fn nbd(config: &Config, root: &Root) -> Outcome<NbdPlan> {
     let connections = match config.nbd.max_connections {
         None => CONNECTIONS,
         Some(0) => {
-            return Err(bad("nbd.max_connections", "with 0 nobody gets in")
+            return Err(bad("nbd.max_connections", "with 0 no client can connect")
                 .remedy("give at least 1; to take no NBD clients: sockets = []"));
         }
         Some(most) => usize::try_from(most).unwrap_or(usize::MAX),
@@ -245,8 +245,11 @@ fn nbd(config: &Config, root: &Root) -> Outcome<NbdPlan> {
 pub(crate) fn tcp_plan(tcp: &NbdTcp, root: &Root) -> Outcome<TcpPlan> {
     let key = "nbd.tcp";
     let address: SocketAddr = tcp.listen.parse().map_err(|_| {
-        bad(key, format!("'{}' is no address with a port", tcp.listen))
-            .remedy("write it as \"192.0.2.1:10809\" or \"[::1]:10809\"")
+        bad(
+            key,
+            format!("'{}' is not an address with a port", tcp.listen),
+        )
+        .remedy("write it as \"192.0.2.1:10809\" or \"[::1]:10809\"")
     })?;
     let security = match (&tcp.tls, tcp.plaintext) {
         (Some(tls), false) => Security::Tls(tls_files(tls, root)),
@@ -254,12 +257,14 @@ pub(crate) fn tcp_plan(tcp: &NbdTcp, root: &Root) -> Outcome<TcpPlan> {
         (None, true) => {
             return Err(bad(
                 key,
-                format!("plaintext is not offered on {address}, which is no loopback address"),
+                format!(
+                    "plaintext is only allowed on loopback, and {address} is not a loopback address"
+                ),
             )
             .remedy("give it tls = { certificate, key }, or listen on 127.0.0.1 or [::1]"));
         }
         (Some(_), true) => {
-            return Err(bad(key, "it asks for tls and for plaintext").remedy("choose one"));
+            return Err(bad(key, "it has tls and plaintext").remedy("choose one"));
         }
         (None, false) => {
             return Err(bad(key, format!("{address} has no tls"))
@@ -279,7 +284,7 @@ fn dashboard(config: &Config, root: &Root) -> Outcome<Option<DashboardPlan>> {
             let address = listen.parse().map_err(|_| {
                 bad(
                     "dashboard.listen",
-                    format!("'{listen}' is no address with a port"),
+                    format!("'{listen}' is not an address with a port"),
                 )
                 .remedy("write it as \"127.0.0.1:8433\" or \"[::1]:8433\", or \"off\"")
             })?;
@@ -314,9 +319,9 @@ fn tls_files(tls: &TlsConfig, root: &Root) -> TlsFiles {
 }
 
 fn bad(key: &str, why: impl std::fmt::Display) -> Problem {
-    os_error::invalid(format!("the configuration's {key} makes no sense"))
+    os_error::invalid(format!("the configuration's {key} is invalid"))
         .because(why)
-        .remedy("correct it as docs/config.md says")
+        .remedy("correct it; see docs/config.md")
 }
 
 /// Who named an image's path, and so what may be there.

@@ -33,7 +33,7 @@ fn elsewhere(kind: std::io::ErrorKind) -> String {
                 os_error::remedy(kind)
             )
         }
-        _ => "choose another root with --root DIR, or run with the rights to it".to_owned(),
+        _ => "choose another root with --root DIR, or run with access to it".to_owned(),
     }
 }
 
@@ -59,7 +59,7 @@ impl RootLock {
     /// the lock's identity, which a copy of the root does not have.
     pub(crate) fn until_the_end(self) -> Outcome<[u8; 16]> {
         let identity = lock_identity(&self.file)
-            .map_err(|e| os_error::io("cannot look at the root's lock", &e))?;
+            .map_err(|e| os_error::io("cannot read the root's lock", &e))?;
         std::mem::forget(self);
         Ok(identity)
     }
@@ -236,7 +236,7 @@ impl Root {
                 format!("{} is damaged", path.display()),
             )
             .because(why)
-            .remedy("remove it: this host then gets a new identity")),
+            .remedy("remove it; this host then gets a new identity")),
         }
     }
 
@@ -301,12 +301,12 @@ mod tests {
         ] {
             let remedy = elsewhere(kind);
             assert!(
-                remedy.contains(told) && !remedy.contains("rights"),
+                remedy.contains(told) && !remedy.contains("with access"),
                 "{remedy}"
             );
             assert!(remedy.contains("--root DIR"));
         }
-        assert!(elsewhere(PermissionDenied).contains("rights"));
+        assert!(elsewhere(PermissionDenied).contains("with access"));
     }
 
     #[test]

@@ -159,26 +159,28 @@ fn disks_there<'a>(
 /// Why control is engaged, or is not.
 fn why(known: &governor::Report) -> String {
     if known.mode == Mode::Off {
-        return "I/O control is off: only limits hold".to_owned();
+        return "I/O control is off: only limits apply".to_owned();
     }
     if known.common.threshold() == Threshold::Off && !known.alone {
-        return "the congestion threshold is off: only limits hold".to_owned();
+        return "the congestion threshold is off: only limits apply".to_owned();
     }
     let mut says = vec![seen(known)];
     if known.engaged && !known.alone && known.latency < known.threshold {
         let low = Span::from_nanos(known.threshold.as_nanos() / 10 * LETS_GO_TENTHS);
         says.push(format!(
-            "control stays engaged until latency has been below {} ms, and no host's window has held I/Os back, for {LETS_GO_AFTER}",
+            "control disengages when latency has been below {} ms, and no host's window has delayed I/O, for \
+             {LETS_GO_AFTER}",
             milli(low)
         ));
     }
     says.push(match known.mode {
-        Mode::Observe => "nobody is held back, since control only observes".to_owned(),
+        Mode::Observe => "no I/O is delayed, because control only observes".to_owned(),
         _ if known.alone => {
-            "the other hosts cannot be heard, so this one keeps to its own part".to_owned()
+            "the other hosts' slots cannot be read, so this host controls only its own part"
+                .to_owned()
         }
-        _ if known.engaged => "shares and reservations hold".to_owned(),
-        _ => "nobody is held back but by limits".to_owned(),
+        _ if known.engaged => "shares and reservations apply".to_owned(),
+        _ => "only limits delay I/O".to_owned(),
     });
     says.join("; ")
 }
@@ -187,13 +189,13 @@ fn why(known: &governor::Report) -> String {
 fn seen(known: &governor::Report) -> String {
     let latency = known.latency;
     if latency == Span::ZERO {
-        return "no I/O was measured lately".to_owned();
+        return "no recent I/O was measured".to_owned();
     }
     let how = match known.common.threshold() {
-        Threshold::Auto => "found while serving".to_owned(),
-        Threshold::Fixed(at) if at == known.threshold => "as it was set".to_owned(),
+        Threshold::Auto => "automatic".to_owned(),
+        Threshold::Fixed(at) if at == known.threshold => "fixed".to_owned(),
         // It is tightened while disks miss their latency targets.
-        Threshold::Fixed(at) => format!("{} ms was set", milli(at)),
+        Threshold::Fixed(at) => format!("{} ms is set, and a latency target lowers it", milli(at)),
         Threshold::Off => return format!("the datastore's latency is {} ms", milli(latency)),
     };
     let side = match latency < known.threshold {
@@ -273,17 +275,17 @@ mod tests {
     fn while_nobody_is_held_back_it_is_said_how_far_latency_is_from_the_threshold() {
         assert_eq!(
             told(ON, "12ms", at(0, false)),
-            "no I/O was measured lately; nobody is held back but by limits"
+            "no recent I/O was measured; only limits delay I/O"
         );
         assert_eq!(
             told(ON, "12ms", at(3, false)),
-            "the datastore's latency is 3.00 ms, below the threshold of 12.00 ms (as it was set); \
-             nobody is held back but by limits"
+            "the datastore's latency is 3.00 ms, below the threshold of 12.00 ms (fixed); \
+             only limits delay I/O"
         );
         assert_eq!(
             told(ON, "12ms", at(20, false)),
-            "the datastore's latency is 20.00 ms, at or above the threshold of 12.00 ms (as it was set), \
-             but not for long enough or not under enough load; nobody is held back but by limits"
+            "the datastore's latency is 20.00 ms, at or above the threshold of 12.00 ms (fixed), \
+             but not for long enough or not under enough load; only limits delay I/O"
         );
     }
 
@@ -293,30 +295,30 @@ mod tests {
             assert_eq!(
                 told(ON, "60ms", at(latency_ms, true)),
                 format!(
-                    "the datastore's latency is {seen} ms, at or above the threshold of 60.00 ms (as it was set); \
-                     shares and reservations hold"
+                    "the datastore's latency is {seen} ms, at or above the threshold of 60.00 ms (fixed); \
+                     shares and reservations apply"
                 )
             );
         }
         let why = told(ON, "auto", at(1_000, true));
-        assert!(why.contains("(found while serving); shares"), "{why}");
+        assert!(why.contains("(automatic); shares"), "{why}");
     }
 
     #[test]
     fn engaged_below_the_threshold_says_what_it_waits_for() {
-        let stays = "control stays engaged until latency has been below 36.00 ms, and no host's window has held I/Os \
-                     back, for 10 s; shares and reservations hold";
+        let stays = "control disengages when latency has been below 36.00 ms, and no host's window has delayed I/O, \
+                     for 10 s; shares and reservations apply";
         for (latency_ms, seen) in [(35, "35.00"), (59, "59.00")] {
             assert_eq!(
                 told(ON, "60ms", at(latency_ms, true)),
                 format!(
-                    "the datastore's latency is {seen} ms, below the threshold of 60.00 ms (as it was set); {stays}"
+                    "the datastore's latency is {seen} ms, below the threshold of 60.00 ms (fixed); {stays}"
                 )
             );
         }
         assert_eq!(
             told(ON, "60ms", at(0, true)),
-            format!("no I/O was measured lately; {stays}")
+            format!("no recent I/O was measured; {stays}")
         );
     }
 
@@ -327,29 +329,22 @@ mod tests {
             known.threshold = Span::from_millis(40);
         });
         assert!(
-            why.contains("at or above the threshold of 40.00 ms (60.00 ms was set)"),
+            why.contains("at or above the threshold of 40.00 ms (60.00 ms is set"),
             "{why}"
         );
     }
 
     #[test]
     fn who_is_alone_goes_by_itself_whatever_was_engaged() {
-        let keeps = "the other hosts cannot be heard, so this one keeps to its own part";
+        let keeps =
+            "the other hosts' slots cannot be read, so this host controls only its own part";
         for (threshold, engaged, seen) in [
-            (
-                "60ms",
-                true,
-                ", below the threshold of 60.00 ms (as it was set)",
-            ),
-            (
-                "60ms",
-                false,
-                ", below the threshold of 60.00 ms (as it was set)",
-            ),
+            ("60ms", true, ", below the threshold of 60.00 ms (fixed)"),
+            ("60ms", false, ", below the threshold of 60.00 ms (fixed)"),
             (
                 "20ms",
                 false,
-                ", at or above the threshold of 20.00 ms (as it was set)",
+                ", at or above the threshold of 20.00 ms (fixed)",
             ),
             ("off", false, ""),
         ] {
@@ -366,15 +361,15 @@ mod tests {
     fn what_is_switched_off_or_only_observes_says_so() {
         assert_eq!(
             told(ON, "off", at(20, false)),
-            "the congestion threshold is off: only limits hold"
+            "the congestion threshold is off: only limits apply"
         );
         assert_eq!(
             told(IoControlMode::Off, "12ms", at(20, false)),
-            "I/O control is off: only limits hold"
+            "I/O control is off: only limits apply"
         );
         let why = told(IoControlMode::Observe, "12ms", at(20, true));
         assert!(
-            why.ends_with("; nobody is held back, since control only observes"),
+            why.ends_with("; no I/O is delayed, because control only observes"),
             "{why}"
         );
     }

@@ -167,19 +167,22 @@ impl Attached {
         let name = &self.name;
         let (why, remedy) = match astray {
             Astray::Gone => (
-                "its image was removed or renamed: what is written goes to a file without a name, and is lost when the disk is detached",
-                "put it back where it was if it was renamed; else copy it as it is now, over NBD (nbdcopy), before you detach it",
+                "its image was removed or renamed: writes go to the unlinked file and are lost when the disk is \
+                 detached",
+                "if it was renamed, rename it back; otherwise copy the disk over NBD (nbdcopy) before you detach it",
             ),
             Astray::Replaced => (
-                "another file is in the place of its image: what is written goes to the old one, and is lost when the disk is detached",
-                "put the old one back if it was renamed; else copy it as it is now, over NBD (nbdcopy), before you detach it",
+                "another file has replaced its image: writes go to the old file and are lost when the disk is \
+                 detached",
+                "if the old file was renamed, rename it back; otherwise copy the disk over NBD (nbdcopy) before you \
+                 detach it",
             ),
             Astray::Unmounted => (
-                "its datastore is not mounted any more: the disk goes on with the image that it has open",
-                "mount it again; the same file is there then, or this is reported anew",
+                "its datastore is not mounted any more: the disk still uses the open image",
+                "mount it again; if another file is there then, that is reported",
             ),
         };
-        let what = format!("the image of disk {name} is not where it was");
+        let what = format!("the image of disk {name} is missing");
         Some(
             Problem::new(ProblemCode::Datastore, what)
                 .because(why)
@@ -291,8 +294,8 @@ impl Attached {
         let name = self.name();
         let problem = Problem::new(ProblemCode::Datastore, format!("disk {name}: {what}"));
         Some(problem.because(because).remedy(format!(
-            "look after its datastore and detach it: tidegate disk detach {name} --disconnect; check what is on it, or \
-             restore it, and attach it again"
+            "check its datastore and detach it: tidegate disk detach {name} --disconnect; then check or restore its \
+             data, and attach it again"
         )))
     }
 

@@ -101,7 +101,7 @@ impl Progress {
     pub(crate) fn check(&self) -> Outcome<()> {
         match self.cancelled.load(Relaxed) {
             true => Err(Problem::new(ProblemCode::Stopping, "it was cancelled")
-                .remedy("give the order again if it is still wanted")),
+                .remedy("start it again if you still want it")),
             false => Ok(()),
         }
     }
@@ -131,7 +131,7 @@ pub(crate) fn each_piece(
         if length == 0 {
             return Err(
                 os_error::invalid(format!("the image ends at byte {at} of {size}")).remedy(
-                    "it is damaged or was cut short: check it, for instance with `qemu-img check`",
+                    "it is damaged or truncated: check it, for example with `qemu-img check`",
                 ),
             );
         }
@@ -253,7 +253,7 @@ impl Source for RawFile {
 }
 
 fn cut(end: u64) -> io::Error {
-    let text = format!("it ends at byte {end}, before all of it was read: was it cut?");
+    let text = format!("it ends at byte {end}, earlier than expected: it may be truncated");
     io::Error::new(io::ErrorKind::UnexpectedEof, text)
 }
 
@@ -308,7 +308,7 @@ mod tests {
         for missing in [1, PIECE as u64] {
             let cut = RawFile::new(file.try_clone().unwrap(), 3 * PIECE as u64 + missing);
             let told = copy(&cut, &mut sink, &Progress::default()).unwrap_err();
-            assert!(told.to_string().contains("was it cut?"), "{told}");
+            assert!(told.to_string().contains("it may be truncated"), "{told}");
         }
     }
 

@@ -302,7 +302,7 @@ impl DiskService {
         if needs_nbd && nbd_uri.is_empty() {
             return Err(Problem::new(
                 ProblemCode::Unsupported,
-                format!("there is no NBD way to disk {name}"),
+                format!("disk {name} cannot be reached over NBD"),
             )
             .because("the configuration has no Unix socket for NBD clients")
             .remedy("add one to nbd.sockets in the configuration, and restart the daemon"));
@@ -403,7 +403,7 @@ impl DiskService {
                 problem.remedy(format!("put it back; {}", self.save_first(name)))
             }
             ProblemCode::NotFound => problem.remedy(format!(
-                "put it back, or let it go: tidegate disk detach {name}"
+                "restore it, or detach the disk: tidegate disk detach {name}"
             )),
             _ => problem,
         })

@@ -39,7 +39,8 @@ pub(crate) fn format_of(order: &DiskExport, what: &str) -> Outcome<ImageFormat> 
     let refuse = |why: String| {
         Problem::new(ProblemCode::Unsupported, what)
             .because(why)
-            .remedy("name a file that ends in .qcow2 or .img, or say --format; qemu-img convert makes other formats of it")
+            .remedy("name a file that ends in .qcow2 or .img, or give --format; qemu-img convert writes other \
+                 formats")
     };
     let device = device::is_there(&order.file);
     match order.format {
@@ -48,7 +49,12 @@ pub(crate) fn format_of(order: &DiskExport, what: &str) -> Outcome<ImageFormat> 
             return Err(refuse("only raw goes to a block device".to_owned()));
         }
         Some(ImageFormat::Qcow2) => return Ok(ImageFormat::Qcow2),
-        Some(other) => return Err(refuse(format!("{} is read and not written", other.word()))),
+        Some(other) => {
+            return Err(refuse(format!(
+                "{} can be read, but not written",
+                other.word()
+            )));
+        }
         None if device => return Ok(ImageFormat::Raw),
         None => {}
     }
@@ -57,7 +63,7 @@ pub(crate) fn format_of(order: &DiskExport, what: &str) -> Outcome<ImageFormat> 
     match ending.as_str() {
         "qcow2" => Ok(ImageFormat::Qcow2),
         other if OTHER_ENDINGS.contains(&other) => Err(refuse(format!(
-            "its name ends in .{other}, and raw and qcow2 are all that is written"
+            "its name ends in .{other}, and only raw and qcow2 can be written"
         ))),
         _ => Ok(ImageFormat::Raw),
     }
@@ -125,15 +131,15 @@ pub(crate) fn write(
         ImageFormat::Qcow2 => write_qcow2(source, draft, progress),
         other => Err(
             os_error::invalid(format!("cannot write {}", path.display()))
-                .because(format!("{} is read and not written", other.word()))
-                .remedy("say --format raw or --format qcow2"),
+                .because(format!("{} can be read, but not written", other.word()))
+                .remedy("use --format raw or --format qcow2"),
         ),
     };
     let written = written.and_then(|()| publish(draft, path, existing));
     // None is left where it got its name. The first cause matters; that it could not be removed either is only a leftover.
     match fs::remove_file(draft) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::warn!(%error, path = %draft.display(), "cannot remove what an export left");
+            tracing::warn!(%error, path = %draft.display(), "cannot remove the file of an interrupted export");
         }
         Ok(()) | Err(_) => {}
     }
@@ -219,7 +225,7 @@ fn rename_new(draft: &Path, path: &Path) -> io::Result<()> {
 pub(crate) fn draft(path: &Path) -> Outcome<PathBuf> {
     if path.file_name().is_none() {
         return Err(
-            os_error::invalid(format!("{} is no file's path", path.display()))
+            os_error::invalid(format!("{} is not the path of a file", path.display()))
                 .remedy("name the image file, such as disk.img"),
         );
     }
@@ -238,7 +244,7 @@ pub(crate) fn remove_leftover(draft: &Path) -> io::Result<()> {
         Ok(there) if there.is_file() => fs::remove_file(draft),
         Ok(_) => Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            "it is no plain file",
+            "it is not a plain file",
         )),
         Err(error) => Err(error),
     }
@@ -269,7 +275,7 @@ fn must_be_for_a_file(path: &Path) -> Outcome<()> {
             "name the image file, such as disk.img in that directory",
         ),
         Ok(there) if !there.is_file() => refuse(
-            "something is there that is neither a plain file nor a block device",
+            "the path names neither a plain file nor a block device",
             "choose another file",
         ),
         // Nothing is there, or nothing that can be seen: the copy itself then says why it fails.
@@ -282,7 +288,7 @@ fn in_the_way(path: &Path) -> Problem {
         ProblemCode::Exists,
         format!("cannot write {}", path.display()),
     )
-    .because("it is there already")
+    .because("it exists")
     .remedy("choose another file, or add --replace")
 }
 

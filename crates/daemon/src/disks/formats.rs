@@ -200,7 +200,7 @@ pub(crate) fn must_be_raw(path: &Path) -> Outcome<()> {
 const NOT_RAW: &str = "and only raw images are served as they are";
 
 /// What to do where a raw image looks like something else.
-const FORCED: &str = "; if it is a raw image all the same, say --format raw";
+const FORCED: &str = "; if it is a raw image nevertheless, use --format raw";
 
 /// Refuses a file whose first bytes say that it is something else than a format that somebody has named.
 fn must_be(format: ImageFormat, file: &Container, path: &Path) -> Outcome<()> {
@@ -220,12 +220,12 @@ fn must_be(format: ImageFormat, file: &Container, path: &Path) -> Outcome<()> {
         }
     };
     let why = match is {
-        ImageFormat::Raw => format!("it does not begin as a {} image does", format.word()),
+        ImageFormat::Raw => format!("it does not begin like a {} image", format.word()),
         is => format!("it is a {} image", is.word()),
     };
     let is = is.word();
     Err(os_error::invalid(what()).because(why).remedy(format!(
-        "leave --format out, and the format is recognised; or say --format {is}"
+        "omit --format, so that the format is detected, or use --format {is}"
     )))
 }
 
@@ -271,16 +271,16 @@ fn ambiguous(what: String, format: ImageFormat) -> Problem {
     let word = format.word();
     Problem::new(ProblemCode::Unsupported, what)
         .because(format!(
-            "it begins as a {word} image does, and ends as a VHD of fixed size"
+            "it begins like a {word} image, and ends like a VHD of fixed size"
         ))
-        .remedy(format!("say which it is: --format {word} or --format vpc"))
+        .remedy(format!("name its format: --format {word} or --format vpc"))
 }
 
 /// The same refusal of a file that ends as a VHD of fixed size.
 fn or_vpc(refused: Problem) -> Problem {
     let remedy = refused.remedy.clone().unwrap_or_default();
     refused.remedy(format!(
-        "{remedy}; or, as it ends as a VHD of fixed size, say --format vpc"
+        "{remedy}; or, because it ends like a VHD of fixed size, use --format vpc"
     ))
 }
 
@@ -337,7 +337,7 @@ fn is_description(head: &[u8]) -> bool {
 /// A qcow file that is not read here: of the first version, or encrypted.
 fn foreign_qcow(file: &Container) -> io::Result<Option<Foreign>> {
     if file.array::<4>(0)? != qcow2::MAGIC {
-        return Err(container::damaged("it does not begin as one does"));
+        return Err(container::damaged("it does not begin like one"));
     }
     if file.be32(4)? == 1 {
         return Ok(Some(converted("a qcow image of version 1", "qcow")));
@@ -370,13 +370,13 @@ impl Foreign {
                         "decrypt it: qemu-img convert --object secret,id=key,file=KEYFILE --image-opts {options} \
                          -O {into} {then}"
                     ),
-                    "; if its guest decrypts it itself, say --format raw",
+                    "; if the guest decrypts it, use --format raw",
                 )
             }
             Way::Unpack(command) => (format!("unpack it first: {command} {shown}"), FORCED),
         };
         let why = match purpose {
-            Purpose::Import => "which is not read here",
+            Purpose::Import => "which is not supported",
             Purpose::Serve => NOT_RAW,
         };
         Problem::new(ProblemCode::Unsupported, what)
@@ -411,19 +411,19 @@ pub(crate) fn explain(error: &io::Error, format: ImageFormat, path: &Path) -> Pr
         io::ErrorKind::Unsupported => Problem::new(ProblemCode::Unsupported, what)
             .because_of(error)
             .remedy(format!(
-                "if you trust it and all that it names, {}",
+                "if you trust it and every file that it names, {}",
                 convert(word, path, Purpose::Import)
             )),
         // The one format that is checked and mended as it is read, if its header makes sense.
         io::ErrorKind::InvalidData if format == ImageFormat::Qcow2 => {
             os_error::invalid(what).because_of(error).remedy(format!(
-                "look whether it can be mended: qemu-img check -f qcow2 {shown}"
+                "check whether it can be repaired: qemu-img check -f qcow2 {shown}"
             ))
         }
         io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput | io::ErrorKind::UnexpectedEof => {
-            os_error::invalid(what).because_of(error).remedy(
-                "get it again from where it came from; if it is a raw image, say --format raw",
-            )
+            os_error::invalid(what)
+                .because_of(error)
+                .remedy("get it again from its source; if it is a raw image, use --format raw")
         }
         _ => os_error::io(what, error),
     }

@@ -139,8 +139,11 @@ impl Feed {
 }
 
 fn ended_early() -> Problem {
-    Problem::new(ProblemCode::Internal, "the image's reader ended early")
-        .remedy("look into the daemon's log, and report it")
+    Problem::new(
+        ProblemCode::Internal,
+        "the program that reads the image ended early",
+    )
+    .remedy("see the daemon's log, and report this as a bug")
 }
 
 /// What the reader does.
@@ -154,7 +157,7 @@ fn read(
     let send = |sent| match sender.send(Ok(sent)) {
         Ok(()) => Ok(()),
         Err(_) => Err(Problem::new(ProblemCode::Stopping, "it was cancelled")
-            .remedy("give the order again if it is still wanted")),
+            .remedy("start it again if you still want it")),
     };
     send(Sent::Size(image.size()))?;
     copy::each_piece(&*image, &mut |piece| {

@@ -87,7 +87,7 @@ impl Jobs {
         let noted = match read_noted(&file) {
             Ok(noted) => noted,
             Err(problem) => {
-                tracing::warn!(%problem, "jobs that an earlier daemon ran are not listed");
+                tracing::warn!(%problem, "jobs of earlier runs are not listed");
                 Noted::default()
             }
         };
@@ -126,7 +126,8 @@ impl Jobs {
         for (id, draft) in left {
             match export::remove_leftover(&draft) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                    tracing::warn!(job = id, %error, path = %draft.display(), "what an interrupted export left stays");
+                    tracing::warn!(job = id, %error, path = %draft.display(), "the file of an interrupted export \
+                         was not removed");
                     continue;
                 }
                 _ => {}
@@ -289,7 +290,7 @@ impl Table {
         let text = toml::to_string(&noted).expect("numbers and strings are TOML");
         if let Err(error) = files::replace(file, text.as_bytes()) {
             let file = file.display();
-            tracing::warn!(%error, %file, "it is not noted which jobs run");
+            tracing::warn!(%error, %file, "cannot store which jobs run");
         }
     }
 
@@ -332,7 +333,7 @@ fn read_noted(file: &Path) -> Outcome<Noted> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Noted::default()),
         Err(error) => return Err(os_error::io(what(), &error)),
     };
-    let remedy = "nothing needs it: it is written anew with the next job";
+    let remedy = "it is not needed: the next job writes it again";
     let text = std::str::from_utf8(&bytes)
         .map_err(|e| os_error::invalid(what()).because_of(&e).remedy(remedy))?;
     toml::from_str(text).map_err(|e| {
@@ -344,18 +345,18 @@ fn read_noted(file: &Path) -> Outcome<Noted> {
 fn interrupted(what: &str) -> Problem {
     Problem::new(ProblemCode::Stopping, format!("cannot {what}"))
         .because("the daemon ended while it ran")
-        .remedy("start it again; a block device that it wrote to is written in part")
+        .remedy("start it again; if it wrote to a block device, that is incomplete")
 }
 
 fn unknown(id: u64) -> Problem {
     Problem::new(ProblemCode::NotFound, format!("there is no job {id}"))
-        .because("it never was, or it is over for long")
-        .remedy("see which there are: tidegate job list")
+        .because("it never existed, or ended long ago")
+        .remedy("list them: tidegate job list")
 }
 
 fn failed_within() -> Problem {
-    Problem::new(ProblemCode::Internal, "the daemon failed at this")
-        .remedy("look into its log, and report it")
+    Problem::new(ProblemCode::Internal, "the daemon failed while it did this")
+        .remedy("see its log, and report this as a bug")
 }
 
 #[cfg(test)]

@@ -67,7 +67,8 @@ impl UpstreamExports {
             return Err(Problem::new(ProblemCode::Busy, what)
                 .because(format!("disk {other} is attached, and uses the same export"))
                 .remedy(format!(
-                    "detach disk {other} first: tidegate disk detach {other}; or make disk {disk} anew with another --export"
+                    "detach disk {other} first: tidegate disk detach {other}; or create disk {disk} again with \
+                     another --export"
                 )));
         }
         table.insert(disk.clone(), Export { uri, read_only });

@@ -164,7 +164,9 @@ fn ear(looks: &Arc<Looks>) -> Option<Arc<OwnedFd>> {
         Ok::<_, std::io::Error>(ear)
     };
     begin()
-        .inspect_err(|error| tracing::warn!(%error, "changed disks are noticed by looking only"))
+        .inspect_err(
+            |error| tracing::warn!(%error, "changes of disks are only found by regular scans"),
+        )
         .ok()
 }
 

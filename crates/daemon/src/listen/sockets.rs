@@ -97,9 +97,9 @@ fn unix_refused(path: &Path, error: &io::Error) -> Problem {
     match error.kind() {
         // sockaddr_un has room for 107 bytes; the error for more says nothing of the kind.
         _ if path.as_os_str().len() > LONGEST => problem.remedy(format!(
-            "use a shorter path: a socket's may have {LONGEST} bytes, for instance by --root DIR"
+            "use a shorter path, for example by --root DIR: a socket's path may have {LONGEST} bytes"
         )),
-        io::ErrorKind::NotFound => problem.remedy(format!("make its directory: mkdir -p {folder}")),
+        io::ErrorKind::NotFound => problem.remedy(format!("create its directory: mkdir -p {folder}")),
         io::ErrorKind::NotADirectory => {
             problem.remedy(format!("choose another path: {folder} is no directory"))
         }
@@ -112,7 +112,7 @@ fn tcp_refused(address: SocketAddr, error: &io::Error) -> Problem {
     let problem = os_error::io(format!("cannot listen on {address}"), error);
     match error.kind() {
         io::ErrorKind::AddrInUse => problem.remedy(
-            "stop what listens there (see `ss -ltnp`), or choose another port in the configuration",
+            "stop the program that listens there (see `ss -ltnp`), or choose another port in the configuration",
         ),
         io::ErrorKind::AddrNotAvailable => {
             problem.remedy("choose an address that this host has (see `ip addr`)")
@@ -227,7 +227,7 @@ pub(crate) fn standard_input() -> Outcome<OwnedFd> {
     match rustix::net::getpeername(&socket) {
         Ok(_) => Ok(socket),
         Err(error) => Err(os_error::invalid(what)
-            .because("it is no connected socket")
+            .because("it is not a connected socket")
             .because(error)
             .remedy(
                 "start it by a program that hands one over, such as libnbd's nbd_connect_command; or name a socket to listen on with --nbd SOCKET",

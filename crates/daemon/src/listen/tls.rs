@@ -111,7 +111,7 @@ fn must_belong(
                 chain[place].subject()
             ))
             .remedy(
-                "write them anew: the server's own certificate first, then the one that signed it, and so on",
+                "write them in order: the server's own certificate first, then the one that signed it, and so on",
             )),
         None => Err(unusable("key", &files.key)
             .because(format!(
@@ -119,8 +119,8 @@ fn must_belong(
                 chain[0].subject()
             ))
             .remedy(format!(
-                "give the key that this certificate was made for; these two print the same then: \
-                 `openssl x509 -in {certificate} -noout -pubkey` and `openssl pkey -in {key} -pubout`"
+                "give the key of this certificate; then these two print the same: `openssl x509 -in {certificate} \
+                 -noout -pubkey` and `openssl pkey -in {key} -pubout`"
             ))),
     }
 }

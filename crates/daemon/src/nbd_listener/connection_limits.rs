@@ -28,7 +28,7 @@ use crate::os_error::limits;
 use super::seats::{NoSeat, Peer, Seat, Seats, locked};
 
 /// What cannot be done when somebody is turned away.
-const LET_IN: &str = "cannot let an NBD client in";
+const LET_IN: &str = "cannot accept an NBD client";
 
 /// Connections by TCP whose handshake is not over. One takes milliseconds, so that a peer may begin half as many at the
 /// same moment, as after a restart; and ten strangers that take what they can leave twenty to everybody else.
@@ -93,7 +93,7 @@ impl ConnectionLimits {
                 self.disks.count_refused();
                 if self.told.must_tell(&lack, Instant::now()) {
                     let problem = lack.problem();
-                    tracing::warn!(peer, %problem, "an NBD client is turned away");
+                    tracing::warn!(peer, %problem, "an NBD client was refused by its limit");
                 }
                 None
             }
@@ -155,26 +155,26 @@ impl Lack {
         let problem = Problem::new(ProblemCode::Exhausted, LET_IN);
         match self {
             Lack::Seats => problem
-                .because("as many are connected as may be")
+                .because("the limit of connections is reached")
                 .remedy("disconnect some, or raise the daemon's nbd.max_connections"),
             Lack::SeatsOfPeer => problem
-                .because("its process or address has as many connections as are left for all others")
+                .because("its process or address has as many connections as remain for all others")
                 .remedy("close some of them there, or raise the daemon's nbd.max_connections"),
             Lack::SeatsOfDisk => problem
-                .because("its disk has as many clients as are left for all other disks")
+                .because("its disk has as many clients as remain for all other disks")
                 .remedy(
                     "disconnect some of the disk's, or raise the daemon's nbd.max_connections",
                 ),
             Lack::Places => problem
                 .because(format!(
-                    "of {PLACES} connections by TCP the handshake is not over"
+                    "{PLACES} TCP connections have not completed the handshake"
                 ))
-                .remedy("let only those reach the port that are to, by a firewall"),
+                .remedy("restrict access to the port by a firewall"),
             Lack::PlacesOfPeer => problem
                 .because(
-                    "its address has as many whose handshake is not over as are left for all others",
+                    "its address has as many connections without a completed handshake as remain for all others",
                 )
-                .remedy("look there for what opens them, or keep it from the port by a firewall"),
+                .remedy("find the program there that opens them, or block it by a firewall"),
             Lack::Descriptors(problem) => problem,
         }
     }
@@ -402,7 +402,11 @@ mod tests {
             }
         });
         let text = lines.text();
-        assert_eq!(text.matches("an NBD client is turned away").count(), 1);
+        assert_eq!(
+            text.matches("an NBD client was refused by its limit")
+                .count(),
+            1
+        );
         assert!(text.contains("nbd.max_connections"), "{text}");
         assert_eq!(limits.disks.refused(), 100);
     }

@@ -155,10 +155,10 @@ async fn a_refused_client_is_told_of_once_with_its_reason_and_address() {
         drop(TcpStream::connect(address).await.unwrap());
     }
     let reasons = [
-        "it showed no certificate",
-        "its certificate is of no authority in client_ca",
+        "it sent no certificate",
+        "its certificate is not signed by an authority in client_ca",
         "it does not trust the server's certificate",
-        "it asked without TLS",
+        "it connected without TLS",
         "the client set flags that were not offered",
     ];
     let all_told = || reasons.iter().all(|reason| lines.text().contains(reason));

@@ -164,7 +164,7 @@ fn sentence(datastore: &Name, happening: &Happening) -> String {
     let us = |us: &f64| time(us * 1e3);
     let disk = |disk: &Option<Name>| match disk {
         Some(name) => format!("disk {name}"),
-        None => "a disk that has gone".to_owned(),
+        None => "a detached disk".to_owned(),
     };
     let whom = |host: &str, name: &Option<String>| match name {
         Some(name) => format!("host {name} ({})", host.get(..SHORT).unwrap_or(host)),
@@ -175,33 +175,33 @@ fn sentence(datastore: &Name, happening: &Happening) -> String {
             latency_us,
             threshold_us,
         } => format!(
-            "datastore {datastore} is congested: {} of latency, the threshold is {}; disks get it by their shares",
+            "datastore {datastore} is congested: latency {}, threshold {}; its disks are served by their shares",
             us(latency_us),
             us(threshold_us)
         ),
         Happening::Disengaged => {
-            format!("datastore {datastore} is congested no longer: nobody is held back")
+            format!("datastore {datastore} is no longer congested: only limits delay I/O")
         }
         Happening::ReservationUnmet { disk: name } => format!(
-            "{} asked all the time and got less than its reservation on datastore {datastore}",
+            "{} requested I/O all the time and got less than its reservation on datastore {datastore}",
             disk(name)
         ),
         Happening::ReservationsShrunk { percent } => format!(
-            "the reservations on datastore {datastore} are more than it does: {percent} % of each is met"
+            "the reservations on datastore {datastore} exceed its throughput: {percent} % of each is met"
         ),
         Happening::BurstLow {
             disk: name,
             percent: 0,
-        } => format!("the burst of {} is spent: its limit holds", disk(name)),
+        } => format!("the burst of {} is used up: its limit applies", disk(name)),
         Happening::BurstLow {
             disk: name,
             percent,
         } => format!(
-            "of the burst of {} less than {percent} % is left",
+            "less than {percent} % is left of the burst of {}",
             disk(name)
         ),
         Happening::HostSeen { host, name } => {
-            format!("{} serves datastore {datastore} too", whom(host, name))
+            format!("{} uses datastore {datastore} too", whom(host, name))
         }
         Happening::HostLost {
             host,
@@ -213,42 +213,43 @@ fn sentence(datastore: &Name, happening: &Happening) -> String {
             name,
             left: false,
         } => format!(
-            "{} has fallen silent on datastore {datastore}: its part goes to the others",
+            "{} no longer writes its slot on datastore {datastore}: its part is divided among the other hosts",
             whom(host, name)
         ),
         Happening::ExternalLoad { on: true } => {
-            format!("others than our hosts put load on datastore {datastore}")
+            format!("something other than our hosts loads datastore {datastore}")
         }
         Happening::ExternalLoad { on: false } => {
-            format!("the load of others on datastore {datastore} has gone")
+            format!("the external load on datastore {datastore} has ended")
         }
         Happening::Alone { on: true } => format!(
-            "the other hosts of datastore {datastore} cannot be heard: this one decides by itself"
+            "the other hosts' slots on datastore {datastore} cannot be read: this host decides alone"
         ),
         Happening::Alone { on: false } => {
-            format!("the other hosts of datastore {datastore} can be heard again")
+            format!("the other hosts' slots on datastore {datastore} can be read again")
         }
         Happening::Mute { on: true } => format!(
-            "the other hosts of datastore {datastore} cannot hear this one: it takes no more than it told last"
+            "this host's slot on datastore {datastore} cannot be written: it takes no more than it last published"
         ),
         Happening::Mute { on: false } => {
-            format!("the other hosts of datastore {datastore} hear this one again")
+            format!("this host's slot on datastore {datastore} can be written again")
         }
         Happening::ThresholdMoved { threshold_us } => format!(
             "datastore {datastore} counts as congested from {} on",
             us(threshold_us)
         ),
         Happening::GenerationRefused { generation } => format!(
-            "slot 0 of .tidegate/hosts.v1 on datastore {datastore} has generation {generation}, which cannot be: what it says is \
-             not believed; find out who wrote it, and set what is to hold: tidegate datastore set {datastore} --io-control on"
+            "slot 0 of .tidegate/hosts.v1 on datastore {datastore} has the impossible generation {generation} and \
+             is ignored; find out what wrote it, and set it again: tidegate datastore set {datastore} \
+             --io-control on"
         ),
         Happening::Displaced => format!(
-            "another daemon has this one's slot or its identity on datastore {datastore}, so this one has taken another: \
-             if this daemon's root directory was copied (a cloned machine, a restored backup), stop one of the two, \
-             remove state/host-id from its root and start it again; if not, nothing needs to be done"
+            "another daemon has this daemon's slot or identity on datastore {datastore}, so this one uses another: \
+             if this daemon's root directory was copied (a cloned machine, a restored backup), stop one of the \
+             two, remove state/host-id from its root and start it again; otherwise do nothing"
         ),
         Happening::Paused { for_s } => format!(
-            "this daemon stood still for {}: it joins the hosts of datastore {datastore} anew",
+            "this daemon was paused for {}: it joins the hosts of datastore {datastore} again",
             time(for_s * 1e9)
         ),
         Happening::Trouble { why } => format!("datastore {datastore}: {why}"),
@@ -257,7 +258,9 @@ fn sentence(datastore: &Name, happening: &Happening) -> String {
         }
         Happening::Certificate { .. } => of_host(happening),
         Happening::Missed { count } => {
-            format!("{count} events on datastore {datastore} were lost before they could be told")
+            format!(
+                "{count} events on datastore {datastore} were lost before they could be reported"
+            )
         }
     }
 }
@@ -357,14 +360,11 @@ mod tests {
             threshold: Span::from_millis(5),
         });
         assert_eq!(word, "engaged");
-        assert!(
-            text.contains("6ms of latency, the threshold is 5ms"),
-            "{text}"
-        );
+        assert!(text.contains("latency 6ms, threshold 5ms"), "{text}");
         let (_, text) = told(GovernorEvent::BurstLow { key, percent: 20 });
-        assert_eq!(text, "of the burst of disk web1 less than 20 % is left");
+        assert_eq!(text, "less than 20 % is left of the burst of disk web1");
         let (_, text) = told(GovernorEvent::ReservationUnmet { key: DiskKey(8) });
-        assert!(text.starts_with("a disk that has gone"), "{text}");
+        assert!(text.starts_with("a detached disk"), "{text}");
         let (word, text) = told(GovernorEvent::HostLost {
             host: [0xab; 16],
             left: false,
@@ -373,7 +373,7 @@ mod tests {
         assert!(text.contains(&"ab".repeat(16)), "{text}");
         let host = [0xcd; 16];
         let (_, text) = told(GovernorEvent::HostSeen { host });
-        assert_eq!(text, "host pve1 (cdcdcdcd) serves datastore fast too");
+        assert_eq!(text, "host pve1 (cdcdcdcd) uses datastore fast too");
     }
 
     #[test]
@@ -384,9 +384,9 @@ mod tests {
         assert!(wants_a_look(&happening));
         assert_eq!(
             sentence(&name("fast"), &happening),
-            "another daemon has this one's slot or its identity on datastore fast, so this one has taken another: \
+            "another daemon has this daemon's slot or identity on datastore fast, so this one uses another: \
              if this daemon's root directory was copied (a cloned machine, a restored backup), stop one of the two, \
-             remove state/host-id from its root and start it again; if not, nothing needs to be done"
+             remove state/host-id from its root and start it again; otherwise do nothing"
         );
     }
 

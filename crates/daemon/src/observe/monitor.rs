@@ -139,7 +139,7 @@ pub(crate) async fn keep(monitor: Arc<Monitor>) {
         let found = match found {
             Ok(found) => found,
             Err(problem) => {
-                tracing::debug!(%problem, "cannot look at what disks do");
+                tracing::debug!(%problem, "cannot read the disks' counters");
                 Found::Rest
             }
         };
@@ -176,7 +176,7 @@ pub(crate) async fn listen(monitor: Arc<Monitor>) {
             Ok(())
         });
         if let Err(problem) = heard.await {
-            tracing::debug!(%problem, "cannot hear what happens on datastores");
+            tracing::debug!(%problem, "cannot read the datastores' events");
         }
         monitor.called.notify_one();
     }

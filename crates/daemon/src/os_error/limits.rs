@@ -78,8 +78,8 @@ fn raise_locked(limit: u64, enough: u64, threads: usize) -> String {
     };
     format!(
         "raise the limit of locked memory (RLIMIT_MEMLOCK) from {limit} KiB to {enough} KiB, which is enough for \
-         {whose}: LimitMEMLOCK={enough}K in the daemon's systemd unit (systemctl edit tidegate), or `ulimit -l {enough}` in \
-         the shell that starts it; other programs of the same user need theirs besides"
+         {whose}: LimitMEMLOCK={enough}K in the daemon's systemd unit (systemctl edit tidegate), or `ulimit -l \
+         {enough}` in the shell that starts it; other programs of the same user count too"
     )
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn must_have_room(what: &str) -> Outcome<()> {
         return Ok(());
     }
     let problem = Problem::new(ProblemCode::Exhausted, what).because(format!(
-        "{used} files are open, and the last ones are kept for orders"
+        "{used} files are open, and the last ones are reserved for requests"
     ));
     Err(problem.remedy(raise()))
 }

@@ -59,7 +59,7 @@ fn what_serve_would_refuse_is_found_with_a_hint() {
         ("[log]\nfilter = 'verbose'", "'verbose'", "\"info\""),
         ("[log]\nfilter = 'a=b=c'", "a=b=c", "\"info\""),
         (&tls("key = 'gone.pem'"), "gone.pem", "put the file there"),
-        (&tls("key = 'cert.pem'"), "no private key", "exchanged"),
+        (&tls("key = 'cert.pem'"), "no private key", "swapped"),
         (
             &tls("key = 'key.pem', client_ca = 'none.pem'"),
             "none.pem",
@@ -68,12 +68,12 @@ fn what_serve_would_refuse_is_found_with_a_hint() {
         (
             "[nbd]\nsockets = ['a.sock', './a.sock']",
             "a.sock twice",
-            "another place",
+            "or change it",
         ),
         (
             "[nbd]\nsockets = ['run/../run/tidegate.sock']",
             "in api.socket and in nbd.sockets",
-            "another place",
+            "or change it",
         ),
         (
             "[api]\nsocket = 'gone/api.sock'",
@@ -237,7 +237,7 @@ fn a_configuration_that_is_a_pipe_or_has_no_end_is_refused_at_once() {
     let pipe = place.0.path().join("pipe");
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, 0o600.into()).unwrap();
     for (config, why) in [
-        (pipe, "a pipe, and no plain file"),
+        (pipe, "a pipe, not a plain file"),
         ("/dev/zero".into(), "longer than 1048576 bytes"),
     ] {
         let options = ServeOptions {

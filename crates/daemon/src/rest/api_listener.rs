@@ -98,7 +98,9 @@ impl ApiListener {
     pub(crate) async fn serve(mut self, stop: CancellationToken) {
         let mut open = JoinSet::new();
         loop {
-            let next = accept::next("cannot take an order", |cx| self.listener.poll_accept(cx));
+            let next = accept::next("cannot handle the request", |cx| {
+                self.listener.poll_accept(cx)
+            });
             tokio::select! {
                 (socket, _) = next => self.admit(socket, &mut open, &stop),
                 Some(_) = open.join_next() => {}
@@ -139,13 +141,13 @@ fn is_privileged(socket: &UnixStream) -> bool {
 }
 
 fn too_many(most: usize) -> Problem {
-    let what = "the daemon serves no more connections now";
+    let what = "the daemon accepts no more connections for now";
     Problem::new(ProblemCode::Exhausted, what)
         .because(format!(
-            "{most} connections to its REST interface are open, and have requests at work"
+            "{most} connections to its REST interface are open, each with a request in progress"
         ))
         .remedy(
-            "end programs that keep some open, such as `tidegate top` or `tidegate events`, then try again",
+            "end programs that hold connections open, such as `tidegate top` or `tidegate events`, then try again",
         )
 }
 
@@ -530,7 +532,7 @@ mod tests {
         let chunks = head("transfer-encoding: chunked") + "ZZ\r\nabc";
         let answer = heard(stage.send(chunks.as_bytes()).await).await;
         assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
-        assert!(answer.contains("send the whole body"), "{answer}");
+        assert!(answer.contains("send as many bytes"), "{answer}");
         let long = head("content-length: 10000000") + &"x".repeat(rest::BODY + 2);
         let answer = heard(stage.send(long.as_bytes()).await).await;
         assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");

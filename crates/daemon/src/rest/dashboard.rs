@@ -103,7 +103,7 @@ async fn live(
         Failure(
             os_error::invalid("cannot stream")
                 .because(why)
-                .remedy("load the page again: it asks as this daemon expects"),
+                .remedy("reload the page: it may be from another version"),
         )
     };
     let Query(wish) = wish.map_err(|error| bad(error.body_text()))?;
@@ -211,18 +211,18 @@ async fn before(
 ) -> Answer<History> {
     let bad = |why: String| {
         Failure(
-            os_error::invalid("cannot tell of the past")
+            os_error::invalid("cannot show the history")
                 .because(why)
-                .remedy("load the page again: it asks as this daemon expects"),
+                .remedy("reload the page: it may be from another version"),
         )
     };
     let Query(whose) = whose.map_err(|error| bad(error.body_text()))?;
     work(move || match (whose.disk, whose.datastore) {
         (Some(disk), None) => daemon.monitor.history_of_disk(&name(&disk)?),
         (None, Some(datastore)) => Ok(daemon.monitor.history_of_datastore(&name(&datastore)?)),
-        _ => Err(os_error::invalid("cannot tell of the past")
-            .because("neither a disk nor a datastore is named, or both are")
-            .remedy("name one: disk=NAME or datastore=NAME")),
+        _ => Err(os_error::invalid("cannot show the history")
+            .because("name either a disk or a datastore")
+            .remedy("use disk=NAME or datastore=NAME")),
     })
     .await
 }

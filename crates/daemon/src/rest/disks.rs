@@ -41,9 +41,9 @@ async fn list(
     which: Result<Query<Which>, QueryRejection>,
 ) -> Answer<DiskList> {
     let bad = |error: QueryRejection| {
-        os_error::invalid("cannot list disks so")
+        os_error::invalid("cannot list disks")
             .because(error.body_text())
-            .remedy("say datastore=NAME, or nothing")
+            .remedy("use datastore=NAME, or no query")
     };
     let Query(Which { datastore }) = which.map_err(bad)?;
     work(move || {

@@ -51,7 +51,7 @@ async fn stream(
         Failure(
             os_error::invalid("cannot stream events")
                 .because("Last-Event-ID is not the number of an event")
-                .remedy("leave it out, or send the id of the last event that came"),
+                .remedy("omit it, or send the id of the last event received"),
         )
     };
     let last = match headers.get("last-event-id") {

@@ -42,9 +42,9 @@ async fn disk(
 ) -> Answer<Explanation> {
     let bad = |why: String| {
         Failure(
-            os_error::invalid("cannot explain so")
+            os_error::invalid("cannot explain the disk")
                 .because(why)
-                .remedy("say last=30s, or any time from 1s to 5min"),
+                .remedy("use last=30s, or any time from 1s to 5min"),
         )
     };
     let Query(Last { last }) = last.map_err(|error| bad(error.body_text()))?;

@@ -66,7 +66,7 @@ async fn stream(
         Failure(
             os_error::invalid("cannot stream statistics")
                 .because(why)
-                .remedy("see /openapi.json for what the query may be"),
+                .remedy("/openapi.json describes the query"),
         )
     };
     let Query(often) = often.map_err(|error| bad(error.body_text()))?;

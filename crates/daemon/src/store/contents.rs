@@ -44,12 +44,12 @@ pub(super) fn must_hold_nothing_else(folder: &Path) -> Outcome<()> {
     };
     let shown = shown.join(", ");
     let what = format!(
-        "its directory {} holds what is not of the disk",
+        "its directory {} contains files that do not belong to the disk",
         folder.display()
     );
     Err(Problem::new(ProblemCode::Busy, what)
-        .because(format!("there is {shown}{more}"))
-        .remedy("move that elsewhere, or remove it, and delete the disk then"))
+        .because(format!("it contains {shown}{more}"))
+        .remedy("move or remove them, then delete the disk"))
 }
 
 /// Whether a file in a disk's directory is one that belongs to the disk, or is what a crash left of one.
@@ -75,7 +75,10 @@ mod tests {
         for inner in ["prec", "image.d"] {
             fs::create_dir(folder.join(inner)).unwrap();
             let refused = must_hold_nothing_else(folder).unwrap_err().to_string();
-            assert!(refused.contains(&format!("there is {inner}")), "{refused}");
+            assert!(
+                refused.contains(&format!("it contains {inner}")),
+                "{refused}"
+            );
             fs::remove_dir(folder.join(inner)).unwrap();
         }
         for n in 0..7 {

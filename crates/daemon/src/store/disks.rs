@@ -55,7 +55,7 @@ impl Found {
             return files::open(Location::in_disk(&self.image()), options);
         };
         if !is_device(device) {
-            let text = "it is no block device, and a disk's descriptor may name nothing else";
+            let text = "it is not a block device, and a disk's descriptor may name only those";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
         options.open(device)
@@ -221,7 +221,7 @@ impl Store {
             [] => {
                 let mut problem =
                     Problem::new(ProblemCode::NotFound, format!("there is no disk {name}"));
-                let mut remedy = "see which there are: tidegate disk list".to_owned();
+                let mut remedy = "list them: tidegate disk list".to_owned();
                 for (nth, mut unreadable) in unreadable.into_iter().enumerate() {
                     // It may lie there: what helps with that comes first.
                     if let (0, Some(first)) = (nth, unreadable.remedy.take()) {
@@ -233,9 +233,11 @@ impl Store {
             }
             [(one, _), (two, _), ..] => Err(Problem::new(
                 ProblemCode::Exists,
-                format!("cannot tell which disk {name} is meant"),
+                format!("disk {name} is ambiguous"),
             )
-            .because(format!("datastores {one} and {two} both hold one"))
+            .because(format!(
+                "datastores {one} and {two} both have a disk of that name"
+            ))
             .remedy("rename one of their directories, or remove one datastore")),
         }
     }
@@ -325,8 +327,8 @@ impl Store {
         let folder = disks.join(name.as_str());
         let in_the_way = || {
             Problem::new(ProblemCode::Exists, what())
-                .because(format!("{} is there already", folder.display()))
-                .remedy("choose another name, or move that directory away")
+                .because(format!("{} exists", folder.display()))
+                .remedy("choose another name, or move that directory")
         };
         if folder.symlink_metadata().is_ok() {
             return Err(in_the_way());
@@ -415,7 +417,7 @@ impl Store {
         resized.map_err(|e| match e.kind() {
             // Only a device that is too small is refused so.
             io::ErrorKind::InvalidInput => os_error::io(what(), &e)
-                .remedy("ask for no more than the device has, or enlarge the device first"),
+                .remedy("request no more than the device has, or enlarge the device first"),
             _ => os_error::io(what(), &e),
         })
     }
@@ -436,7 +438,8 @@ impl Store {
         drop(held);
         if let Err(error) = drafts::finish(&doomed) {
             let path = doomed.display();
-            tracing::warn!(%error, %path, "what is left of a deleted disk takes space until a disk is made or deleted there");
+            tracing::warn!(%error, %path, "the files of a deleted disk use space until the next disk is created or \
+                 deleted there");
         }
         drafts::sweep(&disks);
         Ok(())

@@ -67,7 +67,7 @@ fn lock(draft: &Path) -> io::Result<File> {
         Ok(()) if files::is_at(&lock, &at)? => Ok(lock),
         Ok(()) | Err(TryLockError::WouldBlock) => Err(io::Error::new(
             io::ErrorKind::ResourceBusy,
-            "other hosts have swept it away for a leftover, again and again",
+            "other hosts repeatedly removed its unfinished directory",
         )),
         // Without locks nobody sweeps either.
         Err(TryLockError::Error(_)) => Ok(lock),
@@ -108,7 +108,7 @@ impl Draft {
             .folder()
             .and_then(|(disk, lock)| disk.remove_file(lock));
         if let Err(error) = removed {
-            tracing::debug!(%error, path = %path.display(), "a disk's draft leaves its lock behind");
+            tracing::debug!(%error, path = %path.display(), "the lock of an unfinished disk was not removed");
         }
         Ok(())
     }
@@ -139,7 +139,7 @@ pub(super) fn sweep(folder: &Path) {
             continue;
         };
         if let Err(error) = swept {
-            tracing::debug!(%error, path = %path.display(), "what a crash left stays");
+            tracing::debug!(%error, path = %path.display(), "files of a crash were not removed");
         }
     }
 }

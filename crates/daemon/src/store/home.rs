@@ -105,7 +105,7 @@ impl Home {
         let differ = |a: &Option<String>, b: &Option<String>| a.is_some() && b.is_some() && a != b;
         if family(&self.kind) != family(&there.kind) || differ(&self.uuid, &there.uuid) {
             let (there, known) = (there.told(), self.told());
-            let why = format!("{there} is there, and its disks are on {known}");
+            let why = format!("{there} is mounted, but its disks are on {known}");
             return Some(Unlike::Another(why));
         }
         let same = self.uuid == there.uuid && self.inode == there.inode;
@@ -115,10 +115,10 @@ impl Home {
         if differ(&self.mark, &there.mark) {
             return Some(match same && self.uuid.is_some() {
                 true => Unlike::Damaged(format!(
-                    "{COMMON}/{MARK} has changed, and the file system is the same"
+                    "{COMMON}/{MARK} has changed on the same file system"
                 )),
                 false => Unlike::Another(format!(
-                    "{COMMON}/{MARK} there names another datastore than it did"
+                    "{COMMON}/{MARK} names another datastore than before"
                 )),
             });
         }
@@ -232,7 +232,7 @@ impl Memory {
         if there != *known
             && let Err(error) = self.write(&there)
         {
-            tracing::debug!(%datastore, %error, "what is known of its file system is not renewed");
+            tracing::debug!(%datastore, %error, "the stored description of a datastore's file system was not updated");
         }
         Ok(())
     }
@@ -261,14 +261,14 @@ fn damaged(datastore: &Name, known: &Home, path: &Path, why: String, there: &Hom
         // Another host may know the datastore by it.
         (Some(words), Some(_)) => format!(
             "if other hosts use the directory, detach its disks here, then: tidegate datastore remove {datastore} && \
-             tidegate datastore add {datastore} --path {path}; if none does, write it anew: \
+             tidegate datastore add {datastore} --path {path}; otherwise write it again: \
              rm -rf {shown} && echo {words} > {shown}",
             path = quoted(path)
         ),
         (Some(words), None) => format!(
-            "look with a file system check whether more is damaged; then write it anew: rm -rf {shown} && echo {words} > {shown}"
+            "check the file system for more damage; then write it again: rm -rf {shown} && echo {words} > {shown}"
         ),
-        (None, _) => format!("remove {}: it is made anew", mark.display()),
+        (None, _) => format!("remove {}; it is created again", mark.display()),
     };
     Problem::new(
         ProblemCode::Datastore,
@@ -285,8 +285,8 @@ fn mount_it(known: &Home, path: &Path) -> String {
         None => known.device.clone(),
     };
     format!(
-        "mount {device} so that {path} is what it was: disks that wait for it come back by themselves; if another directory \
-         is meant, detach its disks, remove the datastore and add it again"
+        "mount {device} at {path} as before: its disks are then attached again; if you want another directory, \
+         detach its disks, remove the datastore and add it again"
     )
 }
 
@@ -305,12 +305,12 @@ pub(crate) fn mark_of(path: &Path) -> io::Result<Option<String>> {
     }
     let mark = path.join(COMMON).join(MARK);
     let damaged = |is: &str| {
-        let text = format!("{COMMON}/{MARK} is {is}, and not the mark of a datastore");
+        let text = format!("{COMMON}/{MARK} is {is}, not the mark of a datastore");
         Err(io::Error::new(io::ErrorKind::InvalidData, text))
     };
     match mark.symlink_metadata() {
         Ok(there) if there.is_dir() => return damaged("a directory"),
-        Ok(there) if !there.is_file() => return damaged("no plain file"),
+        Ok(there) if !there.is_file() => return damaged("not a plain file"),
         _ => {}
     }
     match files::read(Location::in_disk(&mark), MARK_BYTES) {
@@ -470,7 +470,7 @@ mod tests {
             assert_eq!(memory.read().unwrap(), Some(known.clone()));
             assert!(memory.adopt(&path).is_err());
             let remedy = problem.remedy.unwrap();
-            let (_, command) = remedy.split_once("anew: ").unwrap();
+            let (_, command) = remedy.split_once("again: ").unwrap();
             let mut shell = std::process::Command::new("sh");
             assert!(shell.args(["-c", command]).status().unwrap().success());
             check().unwrap();
@@ -491,10 +491,10 @@ mod tests {
             others.starts_with("if other hosts use the directory, detach its disks here, then: "),
             "{others}"
         );
-        assert!(others.contains("tidegate datastore add d --path /srv/vms; if none does"));
+        assert!(others.contains("tidegate datastore add d --path /srv/vms; otherwise"));
         let nobodys = remedy(&home("ext4", Some("u"), 2, None));
         assert!(
-            nobodys.starts_with("look with a file system check"),
+            nobodys.starts_with("check the file system for more damage"),
             "{nobodys}"
         );
     }
@@ -565,9 +565,9 @@ mod tests {
         let path = Path::new("/srv/vms");
         let hint = |known: Home| mount_it(&known, path);
         let told = hint(home("ext4", Some("u"), 2, Some("m")));
-        assert!(told.starts_with("mount /dev/sdb1 (UUID u) so that /srv/vms is"));
+        assert!(told.starts_with("mount /dev/sdb1 (UUID u) at /srv/vms as before"));
         let told = hint(home("nfs", None, 2, Some("m")));
-        assert!(told.starts_with("mount /dev/sdb1 so that /srv/vms is"));
+        assert!(told.starts_with("mount /dev/sdb1 at /srv/vms as before"));
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub(super) const ROWS: &[Row] = &[
     row(
         "mkdir $P/d; touch $P/d/file; tidegate datastore add d --path $P/d/file",
         &["$P/d/file is not a directory"],
-        "name the directory that it is in",
+        "name the directory that contains it",
         "tidegate datastore add d --path $P/d",
     ),
     row(
@@ -62,7 +62,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
     row(
         "tidegate datastore add j --kind nbd --uri http://storage.example",
-        &["'http://storage.example' is no NBD URI"],
+        &["'http://storage.example' is not an NBD URI"],
         "nbd://HOST",
         "tidegate datastore add j --kind nbd --uri nbd://localhost",
     ),
@@ -116,7 +116,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
     row(
         "tidegate datastore set ds --coordination $P",
-        &["a datastore of kind dir has a directory of its own"],
+        &["the hosts of a datastore of kind dir find each other in its own directory"],
         "leave --coordination out",
         "tidegate datastore set ds --io-control on",
     ),
@@ -129,7 +129,7 @@ pub(super) const ROWS: &[Row] = &[
     row(
         "tidegate disk create m1 --size 1M -d b --attach; tidegate disk create m2 --size 1M -d b --attach
          tidegate datastore set b --no-coordination",
-        &["disks of it are attached"],
+        &["disks on it are attached"],
         "detach them first: m1, m2",
         "tidegate disk detach m1 --yes; tidegate disk detach m2 --yes; tidegate datastore set b --no-coordination",
     ),
@@ -161,7 +161,7 @@ pub(super) const ROWS: &[Row] = &[
     row(
         "echo nonsense > $P/root/state/datastores/l.toml; tidegate datastore show l",
         &["$P/root/state/datastores/l.toml is damaged"],
-        "mend it by hand or put back a copy",
+        "repair it by hand or restore a copy",
         "tidegate datastore remove l; tidegate datastore add l --path $P/l; tidegate datastore show l",
     ),
 ];

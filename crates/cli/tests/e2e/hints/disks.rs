@@ -48,14 +48,14 @@ pub(super) const MADE: &[Row] = &[
     ),
     row(
         "tidegate disk create g --size 1M",
-        &["cannot create disk g", "there is a disk of that name"],
+        &["cannot create disk g", "a disk of that name exists"],
         "tidegate disk delete g",
         "tidegate disk delete g --yes; tidegate disk create g --size 1M",
     ),
     row(
         "mkdir $P/ds/h; tidegate disk create h --size 1M -d ds",
-        &["cannot create disk h", "$P/ds/h is there already"],
-        "move that directory away",
+        &["cannot create disk h", "$P/ds/h exists"],
+        "move that directory",
         "mv $P/ds/h $P/h; tidegate disk create h --size 1M -d ds",
     ),
     row(
@@ -91,8 +91,8 @@ pub(super) const MADE: &[Row] = &[
     row(
         "tidegate disk create n --size 1M --filter stast",
         &[
-            "the filters of disk n make no sense",
-            "there is no filter `stast`: there are null, stats",
+            "the filters of disk n are invalid",
+            "there is no filter `stast`; the filters are null, stats",
         ],
         "NAME or NAME:key=value",
         "tidegate disk create n --size 1M --filter stats",
@@ -117,7 +117,7 @@ pub(super) const MADE: &[Row] = &[
     ),
     row(
         "tidegate disk create r --size 1M --device $P/ds",
-        &["$P/ds is no block device"],
+        &["$P/ds is not a block device"],
         "`lsblk -p`",
         "tidegate disk create r --size 1M",
     ),
@@ -302,7 +302,7 @@ pub(super) const SERVED: &[Row] = &[
         "tidegate disk resize a 512K --yes",
         &[
             "cannot resize disk a",
-            "no guest expects its disk to shrink",
+            "guests do not support a disk that shrinks",
         ],
         "tidegate disk detach a",
         "tidegate disk detach a; tidegate disk resize a 512K --yes; tidegate disk attach a",
@@ -328,7 +328,7 @@ pub(super) const SERVED: &[Row] = &[
     row(
         "cp $P/ds/b/disk.toml $P/b.toml; echo nonsense >> $P/ds/b/disk.toml; tidegate disk attach b",
         &["cannot use disk b", "$P/ds/b/disk.toml is damaged"],
-        "put back a copy",
+        "restore a copy",
         "cp $P/b.toml $P/ds/b/disk.toml; tidegate disk attach b; tidegate disk detach b",
     ),
     row(
@@ -340,8 +340,8 @@ pub(super) const SERVED: &[Row] = &[
     row(
         "mkdir $P/two; tidegate datastore add two --path $P/two; cp -r $P/ds/b $P/two/b; tidegate disk attach b",
         &[
-            "cannot tell which disk b is meant",
-            "datastores ds and two both hold one",
+            "disk b is ambiguous",
+            "datastores ds and two both have a disk of that name",
         ],
         "rename one of their directories, or remove one datastore",
         "tidegate datastore remove two; tidegate disk attach b",
@@ -368,9 +368,9 @@ pub(super) const SERVED: &[Row] = &[
          tidegate disk resize e 2M",
         &[
             "cannot resize disk e",
-            "as large as it was when the disk was attached",
+            "the size that the disk had when it was attached",
         ],
-        "detach it (what is in it is lost), resize it and attach it again",
+        "detach it (its data is lost), resize it and attach it again",
         "tidegate disk detach e --yes; tidegate disk resize e 2M; tidegate disk attach e",
     ),
     row(

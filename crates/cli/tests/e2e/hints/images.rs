@@ -11,7 +11,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
     row(
         "tidegate disk import $P/a.img a -d ds",
-        &["as disk a", "there is a disk of that name"],
+        &["as disk a", "a disk of that name exists"],
         "tidegate disk delete a",
         "tidegate disk delete a --yes; tidegate disk import $P/a.img a -d ds",
     ),
@@ -36,7 +36,7 @@ pub(super) const ROWS: &[Row] = &[
     row(
         "tidegate disk import $P/a.img e -d ds --format qcow2",
         &["cannot read the qcow2 image $P/a.img", "does not begin as a qcow2 image does"],
-        "leave --format out, and the format is recognised; or say --format raw",
+        "omit --format, so that the format is detected, or use --format raw",
         "tidegate disk import $P/a.img e -d ds --format raw; tidegate disk import $P/a.img e2 -d ds",
     ),
     row(
@@ -47,8 +47,8 @@ pub(super) const ROWS: &[Row] = &[
     ),
     row(
         "head -c 200 $P/a.qcow2 > $P/cut.qcow2; tidegate disk import $P/cut.qcow2 g -d ds",
-        &["cannot read the image $P/cut.qcow2", "was it cut?"],
-        "get the file again from where it came from",
+        &["cannot read the image $P/cut.qcow2", "it may be truncated"],
+        "get the file again from its source",
         "tidegate disk import $P/a.qcow2 g -d ds",
     ),
     row(
@@ -65,7 +65,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
     row(
         "tidegate datastore add ram --kind memory; tidegate disk import $P/a.img j -d ram",
-        &["the datastore is of kind memory and keeps no image files"],
+        &["the datastore is of kind memory, which has no image files"],
         "nbdcopy FROM TO",
         "tidegate disk create j --size 1M -d ram --attach
          uri=$(tidegate disk show j -o json | sed -n 's/.*\"nbd_uri\": *\"\\(.*\\)\".*/\\1/p')
@@ -79,7 +79,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
     row(
         "tidegate disk import $P/a.img k -d ds --device $P/a.img --yes",
-        &["it is no block device"],
+        &["it is not a block device"],
         "`lsblk -p`",
         "tidegate disk import $P/a.img k -d ds",
     ),
@@ -159,13 +159,13 @@ pub(super) const ROWS: &[Row] = &[
     row(
         "tidegate disk export a $P/a.vmdk",
         &["its name ends in .vmdk"],
-        "name a file that ends in .qcow2 or .img, or say --format",
+        "name a file that ends in .qcow2 or .img, or give --format",
         "tidegate disk export a $P/a.vmdk --format raw; tidegate disk export a $P/named.qcow2",
     ),
     row(
         "tidegate disk export a $P/b --format vmdk",
-        &["vmdk is read and not written"],
-        "or say --format",
+        &["vmdk can be read, but not written"],
+        "or give --format",
         "tidegate disk export a $P/b --format qcow2",
     ),
     row(
@@ -189,13 +189,13 @@ pub(super) const ROWS: &[Row] = &[
     ),
     row(
         "tidegate disk export j $P/j.img",
-        &["the datastore is of kind memory and keeps no image files"],
+        &["the datastore is of kind memory, which has no image files"],
         "`tidegate disk show NAME`",
         "uri=$(tidegate disk show j -o json | sed -n 's/.*\"nbd_uri\": *\"\\(.*\\)\".*/\\1/p'); nbdcopy \"$uri\" $P/j.img",
     ),
     row(
         "truncate -s 4K $P/ds/c/image; tidegate disk export c $P/c.img",
-        &["disk c is not whole", "its image has only 4096"],
+        &["disk c is incomplete", "its image has only 4096"],
         "tidegate disk resize c 4096 --yes",
         "tidegate disk resize c 4096 --yes; tidegate disk export c $P/c.img",
     ),

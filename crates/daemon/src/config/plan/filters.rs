@@ -90,7 +90,7 @@ pub(crate) fn without_parent(words: &str, disk: &str) -> String {
     }
     let (file, plain) = (file.display().to_string(), plain.display().to_string());
     let (old, new) = (shell(words), shell(&words.replace(&file, &plain)));
-    format!("write it anew: tidegate filter remove {disk} {old}; tidegate filter add {disk} {new}")
+    format!("replace it: tidegate filter remove {disk} {old}; tidegate filter add {disk} {new}")
 }
 
 /// What a trace of a disk says of it.
@@ -107,7 +107,7 @@ pub(crate) fn traced(descriptor: &Descriptor) -> TracedDisk {
 }
 
 fn bad(disk: &str) -> Problem {
-    os_error::invalid(format!("the filters of disk {disk} make no sense")).remedy(
+    os_error::invalid(format!("the filters of disk {disk} are invalid")).remedy(
         "write each as NAME or NAME:key=value,... (see docs/filters, or `tidegate filter add --help`)",
     )
 }
@@ -182,7 +182,7 @@ mod tests {
     fn a_filter_with_a_path_that_leads_up_is_written_anew_by_two_commands() {
         assert_eq!(
             without_parent("trace:path=/var/tmp/../a b.trace", "a"),
-            "write it anew: tidegate filter remove a 'trace:path=/var/tmp/../a b.trace'; \
+            "replace it: tidegate filter remove a 'trace:path=/var/tmp/../a b.trace'; \
              tidegate filter add a 'trace:path=/var/a b.trace'"
         );
     }

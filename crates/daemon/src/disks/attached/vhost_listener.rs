@@ -90,7 +90,7 @@ fn hand_over(
     peer: &str,
     refusals: &Arc<Refusals>,
 ) -> Outcome<()> {
-    limits::must_have_room("cannot let a virtual machine in")?;
+    limits::must_have_room("cannot accept a virtual machine")?;
     let socket = socket.into_std().and_then(|socket| {
         // The protocol's thread waits for messages as such a thread should.
         socket.set_nonblocking(false)?;
@@ -108,7 +108,7 @@ fn report(refusals: &Refusals, disk: &Name, problem: &Problem) {
     let whom = "a Unix socket";
     if let Some(left_out) = refusals.must_tell(whom, &problem.to_string(), Instant::now()) {
         let left_out = (left_out > 0).then_some(left_out);
-        tracing::warn!(%disk, %problem, left_out, "a virtual machine was turned away");
+        tracing::warn!(%disk, %problem, left_out, "a virtual machine was refused");
     }
 }
 
@@ -134,7 +134,7 @@ mod tests {
             report(&refusals, &disk, &gone);
         });
         let text = lines.text();
-        assert_eq!(text.matches("a virtual machine was turned away").count(), 2);
+        assert_eq!(text.matches("a virtual machine was refused").count(), 2);
         assert!(text.contains("left_out=99"), "{text}");
     }
 

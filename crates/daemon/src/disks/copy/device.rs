@@ -46,7 +46,7 @@ impl DeviceSink {
         let what = || format!("cannot write to {}", path.display());
         let no_device = || {
             os_error::invalid(what())
-                .because("it is no block device")
+                .because("it is not a block device")
                 .remedy(FIND)
         };
         let there = fs::metadata(path).map_err(|e| match e.kind() {
@@ -62,7 +62,7 @@ impl DeviceSink {
             Some(code) if code == rustix::io::Errno::BUSY.raw_os_error() => {
                 Problem::new(ProblemCode::Busy, what())
                     .because("it is in use: mounted, part of another device, or a disk's image")
-                    .remedy("unmount it, or take it out of what uses it (see `lsblk`)")
+                    .remedy("unmount it, or remove it from the device that uses it (see `lsblk`)")
             }
             _ => os_error::io(what(), &error),
         })?;
@@ -76,7 +76,7 @@ impl DeviceSink {
             .map_err(|e| os_error::io(what(), &e))?;
         if has < size {
             return Err(os_error::invalid(what())
-                .because(format!("it has {has} bytes, and {size} are to go there"))
+                .because(format!("it has {has} bytes, but {size} are needed"))
                 .remedy(format!(
                     "use a device of {size} bytes or more (see `lsblk -pb`)"
                 )));
@@ -94,7 +94,7 @@ impl DeviceSink {
         copied.map_err(|problem| {
             let device = self.path.display();
             problem.because(format!(
-                "{device} is written in part: what was on it is lost"
+                "{device} is written in part: its former data is lost"
             ))
         })
     }

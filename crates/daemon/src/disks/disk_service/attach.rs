@@ -103,7 +103,7 @@ impl DiskService {
         match self.attach(name, self.remembered_order(name)) {
             Ok(_) => true,
             Err(problem) => {
-                tracing::error!(disk = %name, %problem, "a disk is not served");
+                tracing::error!(disk = %name, %problem, "a disk could not be attached");
                 locked(&self.troubles).insert(name.clone(), problem);
                 false
             }
@@ -167,7 +167,7 @@ impl DiskService {
         std::thread::Builder::new()
             .name("ending".to_owned())
             .spawn(end)
-            .map_err(|e| os_error::io("cannot end what is attached", &e))?;
+            .map_err(|e| os_error::io("cannot detach a disk at the end", &e))?;
         Ok(told)
     }
 
@@ -183,7 +183,7 @@ impl DiskService {
             match self.take_down(live, claim) {
                 Ok(()) => 0,
                 Err(problem) => {
-                    tracing::error!(disk = %live.name(), %problem, "a disk did not end in peace");
+                    tracing::error!(disk = %live.name(), %problem, "a disk did not detach cleanly");
                     // One whose claim is still held is counted below.
                     usize::from(!held)
                 }
@@ -227,7 +227,7 @@ impl DiskService {
             why,
         }) = &admission
         {
-            tracing::warn!(disk = %found.name, why, "its reservation is met as far as it goes");
+            tracing::warn!(disk = %found.name, why, "its reservation is not guaranteed (best effort)");
         }
         live.stand(Standing {
             descriptor: found.descriptor.clone(),
@@ -299,8 +299,8 @@ impl DiskService {
         }
         let what = format!("cannot open disk {}", found.name);
         Err(Problem::new(ProblemCode::Busy, what)
-            .because("somebody is changing it all the time")
-            .remedy("try again when that is over"))
+            .because("another program keeps changing it")
+            .remedy("try again when that has ended"))
     }
 
     /// Takes a disk out of service.
@@ -339,7 +339,8 @@ impl DiskService {
             // The thread always tells, unless it has died.
             Err(RecvTimeoutError::Disconnected) => Ok(()),
             Err(RecvTimeoutError::Timeout) => {
-                tracing::warn!(disk = %live.name(), datastore = %live.datastore(), "a detach is still under way: I/O in flight has not ended");
+                tracing::warn!(disk = %live.name(), datastore = %live.datastore(), "the disk is still being \
+                     detached: I/O in flight has not ended");
                 if let Some(claim) = &claim {
                     claim.detach_is_overdue();
                 }

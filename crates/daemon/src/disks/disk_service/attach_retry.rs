@@ -122,7 +122,7 @@ impl DiskService {
         if let Some(known) = locked(&self.troubles).get_mut(disk)
             && *known != problem
         {
-            tracing::error!(%disk, %problem, "a disk is still not served");
+            tracing::error!(%disk, %problem, "a disk still could not be attached");
             *known = problem;
         }
     }

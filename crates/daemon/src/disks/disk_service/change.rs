@@ -76,7 +76,8 @@ impl DiskService {
         let fixed = |d: &Descriptor| (d.cache, d.read_only, d.serial.clone(), d.queues, d.seg_max);
         if live.is_some() && fixed(&before.descriptor) != fixed(&after.descriptor) {
             return Err(Problem::new(ProblemCode::Busy, what)
-                .because("it is attached, and a guest is told its cache mode, serial, queues, segments and whether it is read-only only when it connects")
+                .because("it is attached, and a guest reads its cache mode, serial, queues, segments and read-only \
+                     flag only when it connects")
                 .remedy(format!("detach it first: tidegate disk detach {name}")));
         }
         // All that an order names must make sense, and is agreed to by it.
@@ -164,12 +165,16 @@ impl DiskService {
             if order.data == api::ResizeData::Keep {
                 return Err(os_error::invalid(what)
                     .because(format!(
-                        "it has {before} bytes now: what lies beyond {after} would be lost"
+                        "it has {before} bytes now: data beyond {after} would be lost"
                     ))
                     .remedy("add --yes if that is what you want (`data: may-cut-off` over REST)"));
             }
             if live.is_some() {
-                return Err(attached(name, what, "no guest expects its disk to shrink"));
+                return Err(attached(
+                    name,
+                    what,
+                    "guests do not support a disk that shrinks",
+                ));
             }
             let _held = self
                 .hold(&found, Purpose::Change)
@@ -215,11 +220,7 @@ impl DiskService {
         let _claim = self.claim(name, &what)?;
         let found = self.find(name)?;
         if self.live.get(name).is_some() {
-            return Err(attached(
-                name,
-                what,
-                "its guests would lose their data under their feet",
-            ));
+            return Err(attached(name, what, "its guests would lose their data"));
         }
         // What may not be opened here stays as it is, and its disk must be deletable.
         let purpose = match found.has_sound_image() && self.must_be_agreed(&found).is_ok() {
@@ -310,7 +311,7 @@ impl DiskService {
         match self.search(name) {
             Err(problem) if problem.code == ProblemCode::NotFound => Ok(()),
             _ => Err(Problem::new(ProblemCode::Exists, what)
-                .because("there is a disk of that name")
+                .because("a disk of that name exists")
                 .remedy(format!(
                     "choose another name, or delete that one first: tidegate disk delete {name}"
                 ))),
@@ -330,15 +331,16 @@ fn can_follow(found: &Found, live: Option<&Attached>, size: u64) -> Outcome<()> 
         (DatastoreSettings::Memory {} | DatastoreSettings::Emulated { .. }, Some(_)) => {
             Err(Problem::new(
                 ProblemCode::Unsupported,
-                "its memory is as large as it was when the disk was attached",
+                "its memory has the size that the disk had when it was attached",
             )
-            .remedy("detach it (what is in it is lost), resize it and attach it again"))
+            .remedy("detach it (its data is lost), resize it and attach it again"))
         }
         (DatastoreSettings::Nbd { .. }, live) => {
             let (has, remedy) = match live {
                 Some(live) => (
                     live.opened_size(),
-                    "enlarge the export; if it is larger by now, detach the disk first: the server is asked anew",
+                    "enlarge the export; if that is done, detach the disk first, so that the daemon reads the new \
+                     size",
                 ),
                 None => (
                     host::open(&plan::image(found), true)?.size(),
@@ -348,10 +350,10 @@ fn can_follow(found: &Found, live: Option<&Attached>, size: u64) -> Outcome<()> 
             if size <= has {
                 return Ok(());
             }
-            Err(
-                os_error::invalid(format!("its export has {has} bytes, {size} are asked for"))
-                    .remedy(remedy),
-            )
+            Err(os_error::invalid(format!(
+                "its export has {has} bytes, but {size} are requested"
+            ))
+            .remedy(remedy))
         }
         (DatastoreSettings::Dir { .. }, Some(live)) if !size.is_multiple_of(live.size_unit()) => {
             let unit = live.size_unit();
@@ -359,7 +361,7 @@ fn can_follow(found: &Found, live: Option<&Attached>, size: u64) -> Outcome<()> 
             Err(os_error::invalid(format!(
                 "it is attached, and its image is written in units of {unit} bytes"
             ))
-            .remedy(format!("ask for {nearest} bytes, or detach it first")))
+            .remedy(format!("request {nearest} bytes, or detach it first")))
         }
         _ => Ok(()),
     }
@@ -394,15 +396,15 @@ fn describe_new(
         }
         if !disks::is_device(device) {
             return bad(
-                &format!("{} is no block device", device.display()),
-                "give a block device (see `lsblk -p`), or make a disk of a file with `tidegate disk import`",
+                &format!("{} is not a block device", device.display()),
+                "give a block device (see `lsblk -p`), or import the file: `tidegate disk import`",
             );
         }
     }
     let size = match (order.size_bytes, &order.device, settings) {
         (Some(size), _, _) => size,
         (None, Some(device), _) => disks::device_size(device).map_err(|e| {
-            os_error::io(format!("cannot ask {} for its size", device.display()), &e).within(what)
+            os_error::io(format!("cannot read the size of {}", device.display()), &e).within(what)
         })?,
         (None, None, DatastoreSettings::Nbd { uri }) => {
             let export = order.export.as_deref().unwrap_or(order.name.as_str());
@@ -413,7 +415,7 @@ fn describe_new(
             let opened = host::open(&image, true).map_err(|e| e.within(what))?;
             opened.size()
         }
-        (None, None, _) => return bad("it needs a size", "say how large, such as --size 10G"),
+        (None, None, _) => return bad("it needs a size", "give one, such as --size 10G"),
     };
     let mut descriptor = Descriptor::new(new_uuid()?, size);
     let settable = api::DiskSet {

@@ -102,12 +102,12 @@ impl Claims {
             let refused = Problem::new(ProblemCode::Busy, what);
             return Err(match claimed.detach {
                 Detach::None => refused
-                    .because(format!("another order is at work on disk {name}"))
-                    .remedy("try again when it is done (see `tidegate disk list` and its jobs)"),
+                    .because(format!("another request for disk {name} is in progress"))
+                    .remedy("try again when it has ended (see `tidegate disk list` and `tidegate job list`)"),
                 Detach::UnderWay | Detach::Overdue => refused
                     .because(still_detaching(name))
                     .because("its I/O in flight has not ended")
-                    .remedy(format!("wait for that: tidegate disk detach {name}")),
+                    .remedy(format!("wait for it: tidegate disk detach {name}")),
             });
         }
         table.insert(name.clone(), Claimed::default());
@@ -141,7 +141,7 @@ impl Claims {
             self.is_detaching(name).then(|| {
                 Problem::new(ProblemCode::Busy, still_detaching(name))
                     .because("its I/O in flight has not ended")
-                    .remedy(format!("wait for that: tidegate disk detach {name}"))
+                    .remedy(format!("wait for it: tidegate disk detach {name}"))
             })
         })
     }
@@ -231,9 +231,9 @@ pub(super) fn overdue(name: &Name, datastore: Option<&Name>) -> Problem {
         None => "its datastore".to_owned(),
     };
     Problem::new(ProblemCode::Datastore, still_detaching(name))
-        .because(format!("its I/O in flight has not ended: {on} does not answer"))
+        .because(format!("its I/O in flight has not ended: {on} does not respond"))
         .remedy(format!(
-            "look after {on}: the detach ends by itself when that answers, and until then the disk cannot be attached; \
-             wait for it with: tidegate disk detach {name}"
+            "check {on}: the detach ends when it responds, and the disk cannot be attached before that; to wait for \
+             it: tidegate disk detach {name}"
         ))
 }

@@ -63,7 +63,7 @@ impl DiskService {
             let at = path.clone();
             let look = move || {
                 at.canonicalize()
-                    .map_err(|e| os_error::io("it cannot be looked at", &e))
+                    .map_err(|e| os_error::io("it cannot be read", &e))
             };
             // Of one that is out of reach only its path is known.
             let there: PathBuf = self.surveys.at(&other, look).unwrap_or(path);
@@ -110,5 +110,5 @@ fn refused(new: &Path, relation: &str, other: &str) -> Problem {
         ProblemCode::Invalid,
         format!("{} {relation} {other}", new.display()),
     )
-    .remedy("give a directory of its own, such as a new one beside that")
+    .remedy("use a separate directory, such as a new one beside it")
 }

@@ -124,7 +124,9 @@ impl DiskService {
         }
         if running.is_some() && after.coordination != record.io_control.coordination {
             return Err(Problem::new(ProblemCode::Busy, what)
-                .because("disks of it are attached, whose control has begun where it is")
+                .because(
+                    "disks on it are attached, and their I/O control uses the present directory",
+                )
                 .remedy(format!(
                     "detach them first: {}",
                     listed(self.attached_on(name).iter().map(|live| live.name()))
@@ -151,7 +153,7 @@ impl DiskService {
             changed.map_err(|error| host::problem(&error).within(&what))?;
         }
         let threshold = after.congestion_threshold;
-        tracing::info!(datastore = %name, mode = ?after.mode, %threshold, "its I/O control was changed");
+        tracing::info!(datastore = %name, mode = ?after.mode, %threshold, "I/O control of a datastore was changed");
         self.datastore(name)
     }
 
@@ -168,8 +170,8 @@ impl DiskService {
         let Some(_turn) = self.adding.enter(ADD_PATIENCE) else {
             let what = format!("cannot add datastore {name}");
             return Err(Problem::new(ProblemCode::Busy, what)
-                .because("another datastore is being added, and does not answer")
-                .remedy("see whether its file server answers, and try again"));
+                .because("another datastore is being added, and does not respond")
+                .remedy("check whether its file server responds, and try again"));
         };
         // Once more: an order that was waited for may have added it.
         self.store.must_be_new_datastore(name)?;
@@ -197,7 +199,7 @@ impl DiskService {
         if let Some((other, mark)) = copied {
             let mark = mark.display();
             refused = refused.because(format!(
-                "it has the mark of datastore {other}: it is the same directory, or a copy of it"
+                "it contains the mark of datastore {other}: it is the same directory, or a copy of it"
             ));
             remedies.push(format!(
                 "use {other}; or, if this is a copy, remove {mark} from it"
@@ -205,11 +207,11 @@ impl DiskService {
         }
         if !taken.is_empty() {
             refused = refused.because(format!(
-                "it holds disks of names that others have already: {}",
+                "it contains disks with names that are taken: {}",
                 listed(&taken)
             ));
             remedies.push(
-                "rename their directories in one of the two: disks have one name on a host"
+                "rename their directories in one of the two datastores: a disk's name is unique on a host"
                     .to_owned(),
             );
         }
@@ -238,7 +240,7 @@ impl DiskService {
             }
             let look = {
                 let path = path.clone();
-                move || Directory::at(&path).map_err(|e| os_error::io("it cannot be looked at", &e))
+                move || Directory::at(&path).map_err(|e| os_error::io("it cannot be read", &e))
             };
             // One that is out of reach is another one, or not to be had here either.
             let Ok(there) = self.surveys.at(&other, look) else {
@@ -284,7 +286,7 @@ impl DiskService {
             let detach: Vec<_> = holds.iter().map(each).collect();
             return Err(Problem::new(ProblemCode::Busy, what)
                 .because(format!(
-                    "disks of it are attached, to be attached or still being detached: {}",
+                    "disks on it are attached, to be attached or still being detached: {}",
                     listed(holds)
                 ))
                 .remedy(format!("detach them first: {}", detach.join("; "))));
@@ -312,7 +314,7 @@ impl DiskService {
                 .remedy("add one: tidegate datastore add NAME --kind dir --path DIR")),
             _ => Err(
                 os_error::invalid("it is not clear which datastore is meant")
-                    .because("there are several, and none is called local")
+                    .because("there are several datastores, and none is called local")
                     .remedy("name one of them (see `tidegate datastore list`)"),
             ),
         }
@@ -420,9 +422,9 @@ impl Space {
         Some(
             problem
                 .because(format!("the file system at {} is", place.display()))
-                .because("no disk can be created there, and none attached but with --read-only")
+                .because("no disk can be created on it, and disks can be attached with --read-only only")
                 .remedy(format!(
-                    "look into the kernel's log (dmesg) for errors of its device, then mount it writable: mount -o \
+                    "see the kernel's log (dmesg) for errors of its device, then mount it writable: mount -o \
                      remount,rw {}",
                     quoted(place)
                 )),
@@ -484,7 +486,7 @@ fn check(name: &Name, settings: &DatastoreSettings) -> Outcome<()> {
             match known {
                 true => Ok(()),
                 false => Err(bad()
-                    .because(format!("'{uri}' is no NBD URI"))
+                    .because(format!("'{uri}' is not an NBD URI"))
                     .remedy("write it as nbd://HOST[:PORT] or nbd+unix:///?socket=PATH")),
             }
         }
@@ -507,7 +509,7 @@ fn check(name: &Name, settings: &DatastoreSettings) -> Outcome<()> {
 /// Whether a datastore like that can be controlled so.
 fn check_control(settings: &DatastoreSettings, control: &IoControl) -> Outcome<()> {
     let bad = |(why, remedy): (String, String)| {
-        Err(os_error::invalid("its I/O control makes no sense")
+        Err(os_error::invalid("its I/O control is invalid")
             .because(why)
             .remedy(remedy))
     };
@@ -516,12 +518,11 @@ fn check_control(settings: &DatastoreSettings, control: &IoControl) -> Outcome<(
             "an I/O unit of {} bytes is not from {IO_UNIT_MIN} to {IO_UNIT_MAX}",
             control.io_unit_bytes
         );
-        return bad((why, "say --io-unit 4KiB to 128KiB".to_owned()));
+        return bad((why, "use --io-unit 4KiB to 128KiB".to_owned()));
     }
     match (settings, &control.coordination) {
         (DatastoreSettings::Dir { .. }, Some(_)) => bad((
-            "a datastore of kind dir has a directory of its own, where its hosts find each other"
-                .to_owned(),
+            "the hosts of a datastore of kind dir find each other in its own directory".to_owned(),
             "leave --coordination out".to_owned(),
         )),
         (_, Some(directory)) => check_folder(directory).or_else(bad),
@@ -554,7 +555,7 @@ fn check_folder(path: &Path) -> Result<(), (String, String)> {
     if !there.is_dir() {
         return refuse(
             "is not a directory".to_owned(),
-            "name the directory that it is in",
+            "name the directory that contains it",
         );
     }
     if let Some(kind) = image_file::pseudo_file_system(path) {

@@ -170,7 +170,7 @@ impl DiskService {
         let what = format!("disk {name} is attached, but its directory is missing");
         let problem = Problem::new(ProblemCode::NotFound, what);
         let was = folder.display();
-        let serves = "its image is open and is served until it is detached";
+        let serves = "its open image is served until the disk is detached";
         if let Some(now) = now {
             let now = now.display();
             return problem
@@ -179,9 +179,9 @@ impl DiskService {
                 .remedy(format!("rename it back: mv {now} {was}"));
         }
         problem
-            .because(format!("{was} was removed, or moved elsewhere"))
+            .because(format!("{was} was removed or moved"))
             .because(serves)
-            .remedy(format!("put the directory back; {}", self.save_first(name)))
+            .remedy(format!("restore the directory; {}", self.save_first(name)))
     }
 
     /// What to do with an attached disk whose directory may be removed.
@@ -231,11 +231,11 @@ fn out_of_reach(name: &Name, problem: &Problem) -> Problem {
     for why in &problem.why {
         told = told.because(why.as_str());
     }
-    let until = "do not detach the disk before that: it could not be attached again";
+    let until = "do not detach the disk before that, because it could not be attached again";
     let remedy = problem.remedy.as_ref();
-    told.because("its image is open and is served until it is detached")
+    told.because("its open image is served until the disk is detached")
         .remedy(remedy.map_or_else(
-            || format!("mend that; {until}"),
+            || format!("correct that; {until}"),
             |remedy| format!("{remedy}; {until}"),
         ))
 }
@@ -254,7 +254,7 @@ fn is_gone(path: &Path) -> bool {
 /// That a directory is that of another disk, which is attached.
 fn is_of(name: &Name, attached: &Name, now: &Path, before: &Path) -> Problem {
     let (now, before) = (now.display(), before.display());
-    let what = format!("disk {name} is disk {attached}, which is attached");
+    let what = format!("disk {name} is the attached disk {attached}");
     Problem::new(ProblemCode::Busy, what)
         .because(format!(
             "{before} was renamed to {now} while it was attached"

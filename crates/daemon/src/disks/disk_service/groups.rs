@@ -52,7 +52,7 @@ impl DiskService {
         policy::group(&limits).check().map_err(|fault| {
             os_error::invalid(&what)
                 .because_of(&fault)
-                .remedy("give at least 1, or take the limit off: `unlimited`")
+                .remedy("give at least 1, or `unlimited` to remove the limit")
         })?;
         self.store
             .set_groups(&groups)
@@ -76,10 +76,11 @@ impl DiskService {
         if let Some(first) = members.first() {
             return Err(Problem::new(ProblemCode::Busy, what)
                 .because(format!(
-                    "{} attached disks are in it, {first} among them, and would lose their common limit",
+                    "{} attached disks are in it (such as {first}), and would lose their common limit",
                     members.len()
                 ))
-                .remedy("take them out first (tidegate disk set NAME --group none), or set its limits to unlimited"));
+                .remedy("remove them from the group first (tidegate disk set NAME --group none), or set its limits \
+                     to unlimited"));
         }
         self.store
             .set_groups(&groups)
@@ -133,6 +134,7 @@ impl DiskService {
 }
 
 fn no_group(name: &Name) -> Problem {
-    Problem::new(ProblemCode::NotFound, format!("there is no group {name}"))
-        .remedy("see `tidegate group list`; make one: tidegate group set NAME --limit 20000iops")
+    Problem::new(ProblemCode::NotFound, format!("there is no group {name}")).remedy(
+        "see `tidegate group list`; to create one: tidegate group set NAME --limit 20000iops",
+    )
 }

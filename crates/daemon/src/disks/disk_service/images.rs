@@ -34,7 +34,7 @@ impl DiskService {
                 let what = format!("disk {name} may not use {}", device.display());
                 return Err(Problem::new(ProblemCode::Busy, what)
                     .because(format!(
-                        "disk {other} is attached, and its device is the same one, a part of it, or made of it"
+                        "disk {other} is attached, and uses the same device, a part of it, or a device made of it"
                     ))
                     .remedy(format!("detach disk {other} first, or give disk {name} another device")));
             }
@@ -75,13 +75,16 @@ impl DiskService {
         } else if let Some(common) = common {
             (
                 common.to_owned(),
-                "what hosts that share a datastore know of each other",
+                "the coordination files of the hosts that share a datastore",
             )
         } else {
             return Ok(());
         };
         Err(Problem::new(ProblemCode::Busy, what)
-            .because(format!("it lies in {}, which holds {holds}", own.display()))
+            .because(format!(
+                "it is in {}, which contains {holds}",
+                own.display()
+            ))
             .remedy("choose a file in another directory"))
     }
 
@@ -162,9 +165,9 @@ impl DiskService {
         }
         match live.misplaced() {
             Some(problem) => {
-                tracing::error!(disk = %live.name(), %problem, "an image is not where it was")
+                tracing::error!(disk = %live.name(), %problem, "a disk's image is missing")
             }
-            None => tracing::info!(disk = %live.name(), "its image is where it was again"),
+            None => tracing::info!(disk = %live.name(), "a disk's image is back"),
         }
     }
 

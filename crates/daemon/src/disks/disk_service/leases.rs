@@ -101,7 +101,7 @@ impl DiskLeases {
                 let name = &found.name;
                 let what = format!("disk {name} is open on host {holder}");
                 Err(Problem::new(ProblemCode::Locked, what)
-                    .because("what is read of it here while that host writes is of no one moment")
+                    .because("reads here would be inconsistent while that host writes")
                     .remedy(format!("detach it there: tidegate disk detach {name}")))
             }
         }
@@ -119,7 +119,7 @@ impl DiskLeases {
         match holder {
             // An earlier start of this daemon may be at its last operations; or this root was copied.
             Some(holder) if holder.host == self.host.id => problem.because(
-                "an earlier start of this daemon, or a daemon of a copy of its root, has it open",
+                "an earlier run of this daemon, or a daemon with a copy of its root, has it open",
             ),
             Some(holder) => problem.because(format!("it is open on host {holder}")),
             None => problem,
@@ -131,7 +131,8 @@ impl DiskLeases {
         let places = std::mem::take(&mut *locked(&self.places));
         for (directory, leases) in places {
             if let Err(error) = leases.end(FAREWELL) {
-                tracing::warn!(directory = %directory.display(), %error, "other hosts will see them end");
+                tracing::warn!(directory = %directory.display(), %error, "the leases could not be released; other \
+                     hosts wait until they expire");
             }
         }
     }
@@ -197,7 +198,7 @@ fn named(export: &str) -> [u8; 16] {
 
 /// What is wrong with an attached disk that another host has, or may have had.
 pub(super) fn lost(live: &Attached) -> Option<Problem> {
-    let what = format!("disk {} is not written to any more", live.name());
+    let what = format!("disk {} is not written any more", live.name());
     let problem = Problem::new(ProblemCode::Locked, what).because(live.lost()?);
     Some(problem.remedy(format!(
         "stop what uses it and detach it here: tidegate disk detach {} --disconnect",
@@ -216,31 +217,34 @@ fn told(found: &Found, refused: &Refused, takeover: lease::Takeover, me: &Identi
     };
     match refused {
         Refused::Live(by) if by.host == me.id => locked(by)
-            .because("another daemon with this host's identity is alive: was its root copied?")
+            .because("another daemon with this host's identity runs: its root may have been copied")
             .remedy(format!(
                 "detach it there: tidegate disk detach {name}; and give this daemon an identity of its own: stop it, remove \
                  state/host-id from its root, and start it again"
             )),
         Refused::Live(by) => {
-            let problem = locked(by).because("that host is alive: it renewed its lease just now");
+            let problem = locked(by).because("that host runs: it has just renewed its lease");
             match takeover {
                 lease::Takeover::Guarded => {
                     problem.remedy(format!("detach it there: tidegate disk detach {name}"))
                 }
                 lease::Takeover::Fenced => problem.remedy(
-                    "that host is not fenced: power it off or cut it off from the datastore, then try again",
+                    "that host is not fenced: power it off or disconnect it from the datastore, then try again",
                 ),
             }
         }
         Refused::Silent(by) => locked(by)
-            .because("that host fell silent without giving the disk back, and nothing at this datastore would keep it from writing if it still runs")
+            .because("that host stopped renewing its lease without a detach, and this datastore could not stop its \
+                 writes if it still runs")
             .remedy(format!(
-                "make sure that it does not (power it off, or cut it off from the datastore), then: tidegate disk attach {name} --force-takeover"
+                "make sure that it does not run (power it off, or disconnect it from the datastore), then: tidegate \
+                 disk attach {name} --force-takeover"
             )),
         Refused::Unseen(by, file) => locked(by)
-            .because("that host relies on a lock that cannot be seen from here")
+            .because("that host uses a lock that is not visible on this host")
             .remedy(format!(
-                "detach it there, or attach it on a host that reaches the datastore as {by} does; if {by} is gone for good, remove {}",
+                "detach it there, or attach it on a host that mounts the datastore as {by} does; if {by} will not \
+                 return, remove {}",
                 file.display()
             )),
         Refused::Trouble(error) => host::problem(error),

@@ -40,9 +40,11 @@ impl DiskService {
         {
             let (name, other) = (&found.name, other.display());
             return Err(os_error::invalid(format!("disk {name} may not use {other}"))
-                .because("its descriptor names that path, which is not among those that were accepted: it may have been changed since")
+                .because("its descriptor names that path, which was not accepted: the descriptor may have been \
+                     changed since")
                 .remedy(format!(
-                    "look at it with `tidegate disk show {name}`; if it is meant to: tidegate disk attach {name} --accept-paths={other}"
+                    "check it with `tidegate disk show {name}`; to accept it: tidegate disk attach {name} \
+                     --accept-paths={other}"
                 )));
         }
         self.agree(found)
@@ -78,11 +80,9 @@ impl DiskService {
         let (name, device) = (&found.name, device.display());
         Err(
             os_error::invalid(format!("disk {name} may not use {device}"))
-                .because(
-                    "its descriptor names that device, and nobody on this host has agreed to it",
-                )
+                .because("its descriptor names that device, which was not accepted on this host")
                 .remedy(format!(
-                    "if it is meant to: tidegate disk attach {name} --accept-paths={device}"
+                    "to accept it: tidegate disk attach {name} --accept-paths={device}"
                 )),
         )
     }
@@ -161,7 +161,7 @@ impl Trusted {
             tracing::warn!(
                 disk = %name,
                 filters = words,
-                "a filter of its descriptor is left out: its path has `..` in it, and so it was agreed to by nobody; {remedy}"
+                "a filter of the disk's descriptor is ignored, because its path contains `..`; {remedy}"
             );
             return;
         }
@@ -169,8 +169,8 @@ impl Trusted {
         tracing::warn!(
             disk = %name,
             filters,
-            "filters of its descriptor are left out: they write files that nobody on this host has named; \
-             if they are meant to: detach it, then tidegate disk attach {name} --accept-paths"
+            "filters of the disk's descriptor are ignored, because they write files that were not accepted on this \
+             host; to accept them: detach the disk, then tidegate disk attach {name} --accept-paths"
         );
     }
 }

@@ -24,9 +24,9 @@ impl DiskService {
         // The words were checked in their own terms; this is the engine's last look.
         match policy.check() {
             Ok(()) => Ok(policy),
-            Err(fault) => Err(os_error::invalid("the disk's I/O control makes no sense")
+            Err(fault) => Err(os_error::invalid("the disk's I/O control is invalid")
                 .because_of(&fault)
-                .remedy("set it as that says: tidegate disk set NAME (see its --help)")),
+                .remedy("correct it: tidegate disk set NAME (see its --help)")),
         }
     }
 
@@ -49,12 +49,13 @@ impl DiskService {
             }) if unpromised == api::Unpromised::Refuse => Err(Problem::new(
                 ProblemCode::Full,
                 format!(
-                    "a reservation of {} IOPS cannot be promised",
+                    "a reservation of {} IOPS cannot be guaranteed",
                     policy.reservation
                 ),
             )
             .because(why)
-            .remedy("reserve less, or lower other disks' reservations (see `tidegate datastore show`), or say --best-effort to have it met as far as it goes")),
+            .remedy("reserve less, or lower other disks' reservations (see `tidegate datastore show`), or add \
+                 --best-effort to accept that it may not be met")),
             admission => Ok(admission),
         }
     }
@@ -79,8 +80,8 @@ impl DiskService {
             tracing::warn!(
                 disk = %name,
                 why,
-                "its reservation was raised from elsewhere, cannot be promised, and does not count; to have it met as far as it \
-                 goes: tidegate disk set {name} --reservation {} --best-effort",
+                "another host raised the disk's reservation, which cannot be guaranteed here and has no effect; to \
+                 accept it nevertheless: tidegate disk set {name} --reservation {} --best-effort",
                 now.policy.reservation.0
             );
         }
@@ -118,17 +119,18 @@ pub(super) fn judge(
     let (promise, why) = match answer {
         governor::Admission::Verified => (
             Promise::Verified,
-            "the datastore was seen to do more than all reservations together".to_owned(),
+            "the highest throughput seen from the datastore is more than all reservations together"
+                .to_owned(),
         ),
         governor::Admission::Unverified => (
             Promise::Unverified,
-            "the datastore was never driven to its most, so nobody knows yet what it can promise"
-                .to_owned(),
+            "the datastore's maximum throughput is not known yet".to_owned(),
         ),
         governor::Admission::Refused { reserved, capacity } => (
             Promise::BestEffort,
             format!(
-                "with it, all reservations would cost {reserved} reference I/Os a second, and of what the datastore was seen to do {capacity} may be promised"
+                "all reservations would need {reserved} reference I/Os a second, and {capacity} of the datastore's \
+                 throughput can be guaranteed"
             ),
         ),
     };
@@ -172,7 +174,7 @@ pub(super) fn apply(policy: &mut PolicyText, order: &api::PolicySet, what: &str)
                 .because(format!(
                     "{shares} shares are not from {SHARES_MIN} to {SHARES_MAX}"
                 ))
-                .remedy("say low (500), normal (1000), high (2000) or such a number")
+                .remedy("use low (500), normal (1000), high (2000) or a number in that range")
         })?;
     }
     if let Some(reservation) = order.reservation_iops {
@@ -200,9 +202,7 @@ pub(super) fn apply(policy: &mut PolicyText, order: &api::PolicySet, what: &str)
             Some(us) => Some(Span(us.checked_mul(1_000).ok_or_else(|| {
                 os_error::invalid(what)
                     .because("the latency target is too long")
-                    .remedy(
-                        "give a shorter one, such as 5ms, or take it off: --latency-target none",
-                    )
+                    .remedy("give a shorter one, such as 5ms, or remove it: --latency-target none")
             })?)),
         };
     }

@@ -36,7 +36,7 @@ impl DiskService {
         let Some(stamp) = changed() else { return };
         let is_attached = self.live.get(live.name()).is_some();
         if is_attached && let Err(problem) = self.take_up(live) {
-            tracing::warn!(disk = %live.name(), %problem, "its changed descriptor is not taken up");
+            tracing::warn!(disk = %live.name(), %problem, "a disk's changed descriptor has no effect");
         }
         // Also one that was no good: it is told once.
         live.note_stamp(Some(stamp));
@@ -66,12 +66,12 @@ impl DiskService {
             live.set_policy(&self.policy(&counting)?)?;
             live.set_admission(admission);
             policy = counting.policy;
-            tracing::info!(disk = %live.name(), "its I/O control was changed from elsewhere");
+            tracing::info!(disk = %live.name(), "I/O control of a disk was changed in its descriptor");
         }
         let filters = plan::disk(&trusted.found)?.filters;
         if now.filters != before.filters {
             live.restack(&filters)?;
-            tracing::info!(disk = %live.name(), "its filters were changed from elsewhere");
+            tracing::info!(disk = %live.name(), "filters of a disk were changed in its descriptor");
         }
         // What a guest is told only when it connects stays as it is until the disk is attached again.
         live.set_descriptor(Descriptor {

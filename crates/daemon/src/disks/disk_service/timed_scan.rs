@@ -77,7 +77,7 @@ impl TimedScan {
         std::thread::Builder::new()
             .name(format!("look-{datastore}"))
             .spawn(act)
-            .map_err(|e| os_error::io(format!("cannot look at datastore {datastore}"), &e))?;
+            .map_err(|e| os_error::io(format!("cannot scan datastore {datastore}"), &e))?;
         match told.recv_timeout(self.patience) {
             Ok(seen) => seen,
             Err(RecvTimeoutError::Timeout) => Err(silent(datastore)),
@@ -104,10 +104,10 @@ impl TimedScan {
 }
 
 fn silent(datastore: &Name) -> Problem {
-    let what = format!("datastore {datastore} does not answer");
+    let what = format!("datastore {datastore} does not respond");
     Problem::new(ProblemCode::Datastore, what)
-        .because("a look at its directory was begun and has not ended")
-        .remedy("see whether its file server is there; its disks may hang until it comes back")
+        .because("a scan of its directory has not ended")
+        .remedy("check its file server; its disks may hang until it responds")
 }
 
 #[cfg(test)]
@@ -137,7 +137,7 @@ mod tests {
             Ok(())
         });
         let told = refused.unwrap_err();
-        assert!(told.to_string().contains("does not answer"), "{told}");
+        assert!(told.to_string().contains("does not respond"), "{told}");
         assert!(again.recv().is_err(), "one is under way");
         // So long that only a thread that is never let run takes longer.
         looks.patience = Duration::from_secs(60);

@@ -57,7 +57,7 @@ impl DiskService {
             let size = feed.size(progress)?;
             if size == 0 {
                 return Err(os_error::invalid("the image is empty")
-                    .remedy("name a file that has the image's bytes"));
+                    .remedy("name a file that contains the image"));
             }
             descriptor.size.0 = size.next_multiple_of(descriptor.block_size.into());
             let target = on.open(descriptor.size.0, |there| {
@@ -151,12 +151,13 @@ impl DiskService {
         let remedy = match self.nbd_uri(name) {
             Some(uri) => {
                 format!(
-                    "detach it first (tidegate disk detach {name}), or copy it as it is now: nbdcopy '{uri}' FILE"
+                    "detach it first (tidegate disk detach {name}), or copy it while it is in use: nbdcopy '{uri}' \
+                     FILE"
                 )
             }
             None => format!("detach it first: tidegate disk detach {name}"),
         };
-        let why = "a copy of a disk in use is of no one moment";
+        let why = "a copy of a disk in use would be inconsistent";
         attached(name, what, why).remedy(remedy)
     }
 
@@ -192,7 +193,7 @@ impl Target {
             return Err(bad("the device's path is not absolute").remedy("give an absolute path"));
         }
         if order.existing != Existing::Replace {
-            return Err(bad("what is on the device would be lost")
+            return Err(bad("the device's data would be lost")
                 .remedy("add --yes if it may be replaced (`existing: replace` over REST)"));
         }
         Ok(Target::Device(device.clone()))
@@ -222,15 +223,15 @@ fn whole(mut image: &File, disk: &Found) -> Outcome<()> {
     let size = disk.descriptor.size.0;
     let has = image.seek(SeekFrom::End(0)).map_err(|e| {
         let path = disk.image();
-        os_error::io(format!("cannot ask {} for its size", path.display()), &e)
+        os_error::io(format!("cannot read the size of {}", path.display()), &e)
     })?;
     if has >= size {
         return Ok(());
     }
     Err(
-        os_error::invalid(format!("disk {} is not whole", disk.name))
+        os_error::invalid(format!("disk {} is incomplete", disk.name))
             .because(format!(
-                "it is to have {size} bytes, but its image has only {has}: was the image cut?"
+                "it should have {size} bytes, but its image has only {has}: it may be truncated"
             ))
             .remedy(host::mend_cut(
                 disk.name.as_str(),
@@ -255,7 +256,7 @@ fn must_be_bounded(path: &Path, what: &str) -> Outcome<()> {
 
 fn relative(what: &str) -> Problem {
     os_error::invalid(format!("cannot {what}"))
-        .because("the file's path is not absolute, and the daemon has another working directory than you")
+        .because("the file's path is not absolute, and the daemon's working directory differs from yours")
         .remedy("give an absolute path")
 }
 
@@ -265,7 +266,7 @@ fn only_files(settings: &DatastoreSettings, what: &str) -> Outcome<()> {
         other => Err(
             Problem::new(ProblemCode::Unsupported, format!("cannot {what}"))
                 .because(format!(
-                    "the datastore is of kind {} and keeps no image files",
+                    "the datastore is of kind {}, which has no image files",
                     other.kind()
                 ))
                 .remedy(

@@ -74,7 +74,9 @@ impl Container {
         if !fits {
             return Err(io::Error::new(
                 io::ErrorKind::UnexpectedEof,
-                format!("it ends before byte {at}, where it says that there is more: was it cut?"),
+                format!(
+                    "it ends before byte {at}, although its header announces more: it may be truncated"
+                ),
             ));
         }
         self.file.read_exact_at(buffer, at)
@@ -119,7 +121,7 @@ impl<L: Layout> Mapped<L> {
     fn find(&self, offset: u64, most: u64) -> io::Result<(u64, Place)> {
         let (length, place) = self.layout.find(&self.file, offset)?;
         if length == 0 {
-            return Err(damaged("its tables lead nowhere"));
+            return Err(damaged("its tables point outside of it"));
         }
         Ok((length.min(most), place))
     }
@@ -190,7 +192,7 @@ pub(super) fn leans_on(other: &str) -> io::Error {
         .flat_map(char::escape_debug)
         .collect();
     unsupported(format!(
-        "it needs another file ({other}), and no file is opened because an image names it"
+        "it needs another file ({other}), and files that an image names are never opened"
     ))
 }
 

@@ -139,7 +139,7 @@ impl Qcow2 {
             return Ok(None);
         }
         if !at.is_multiple_of(self.cluster()) {
-            return Err(damaged("a table of it is not where a cluster begins"));
+            return Err(damaged("one of its tables does not begin at a cluster"));
         }
         let mut table = self.table.borrow_mut();
         if table.as_ref().is_none_or(|(is_at, _)| *is_at != at) {
@@ -166,7 +166,7 @@ impl Qcow2 {
         let has = |bit: u64| parts >> bit & 1 == 1;
         match (has(number), has(number + 32)) {
             (true, true) => Err(damaged("a part of it is both zeroes and data")),
-            (true, false) if at == 0 => Err(damaged("a part of it is nowhere")),
+            (true, false) if at == 0 => Err(damaged("a part of it points outside of it")),
             (true, false) => Ok((length, Place::At(at + within))),
             (false, _) => Ok((length, Place::Zero)),
         }
@@ -221,16 +221,16 @@ impl Layout for Qcow2 {
         }
         let at = entry & PLACE;
         if !at.is_multiple_of(self.cluster()) {
-            return Err(damaged("a cluster of it is not where one can be"));
+            return Err(damaged("one of its clusters has an invalid position"));
         }
         if self.subclusters {
             let (part, place) = self.find_part(at, parts, within)?;
             return Ok((part.min(length), place));
         }
         match (entry & ZERO != 0, at) {
-            (true, _) if self.version < 3 => {
-                Err(damaged("it has marks for zeroes, which came later"))
-            }
+            (true, _) if self.version < 3 => Err(damaged(
+                "it has entries for zeroes, which its version does not define",
+            )),
             (true, _) | (false, 0) => Ok((length, Place::Zero)),
             (false, at) => Ok((length, Place::At(at + within))),
         }
@@ -271,7 +271,7 @@ fn features(file: &Container, version: u32) -> io::Result<Features> {
             })
         }
         other => Err(impossible(format!(
-            "its header says version {other}, and there are 2 and 3"
+            "its header has version {other}; only 2 and 3 exist"
         ))),
     }
 }
@@ -287,6 +287,6 @@ fn must_stand_alone(file: &Container, incompatible: u64) -> io::Result<()> {
     }
     match incompatible & DATA_FILE {
         0 => Ok(()),
-        _ => Err(leans_on("the one that holds its data")),
+        _ => Err(leans_on("the file that contains its data")),
     }
 }

@@ -32,7 +32,7 @@ impl Vdi {
         }
         let (kind, parent) = (file.le32(0x4c)?, file.array::<16>(0x1b8)?);
         if !ALONE.contains(&kind) || parent != [0; 16] {
-            return Err(leans_on("the image that it was branched off from"));
+            return Err(leans_on("its backing image"));
         }
         let (table, data) = (file.le32(0x154)?, file.le32(0x158)?);
         let (size, block) = (file.le64(0x170)?, file.le32(0x178)?);

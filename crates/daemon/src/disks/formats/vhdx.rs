@@ -36,7 +36,7 @@ impl Vhdx {
         let header = header(file)?;
         if header[48..64] != [0; 16] {
             return Err(unsupported(
-                "it was not closed: changes stand in its log only, which is not replayed here",
+                "it was not closed: some changes are only in its log, which is not replayed",
             ));
         }
         let regions = region_table(file)?;
@@ -53,7 +53,7 @@ impl Vhdx {
         let parameters = items.find(file, &PARAMETERS)?;
         let (block, flags) = (file.le32(parameters)?, file.le32(parameters + 4)?);
         if flags & 2 != 0 {
-            return Err(leans_on("the image that it was branched off from"));
+            return Err(leans_on("its backing image"));
         }
         let size = file.le64(items.find(file, &DISK_SIZE)?)?;
         let sector = file.le32(items.find(file, &SECTOR_SIZE)?)?;
@@ -93,14 +93,14 @@ impl Layout for Vhdx {
         let entry = self
             .table
             .checked_add(8 * (block + block / self.chunk))
-            .ok_or_else(|| damaged("its table of blocks is nowhere"))?;
+            .ok_or_else(|| damaged("its table of blocks points outside of it"))?;
         let entry = file.le64(entry)?;
         // The place is in whole MiB, in the upper 44 bits.
         let at = (entry & !0xf_ffff).saturating_add(within);
         match entry & 7 {
             0..=3 => Ok((length, Place::Zero)),
             6 => Ok((length, Place::At(at))),
-            7 => Err(leans_on("the image that it was branched off from")),
+            7 => Err(leans_on("its backing image")),
             state => Err(damaged(format!("a block of it is in state {state}"))),
         }
     }

@@ -43,7 +43,7 @@ impl Vmdk {
         if file.le64(56)? == AT_THE_END {
             header = file.length().saturating_sub(FOOTER);
             if file.array::<4>(header)? != MAGIC {
-                return Err(damaged("it has no footer: was it cut?"));
+                return Err(damaged("it has no footer: it may be truncated"));
             }
         }
         let version = file.le32(header + 4)?;
@@ -69,7 +69,7 @@ impl Vmdk {
         }
         let directory = directory
             .checked_mul(SECTOR)
-            .ok_or_else(|| damaged("its directory is nowhere"))?;
+            .ok_or_else(|| damaged("its directory points outside of it"))?;
         Ok(Vmdk {
             size: capacity * SECTOR,
             grain,
@@ -109,7 +109,7 @@ impl Layout for Vmdk {
         let place = self
             .directory
             .checked_add(4 * table)
-            .ok_or_else(|| damaged("its directory is nowhere"))?;
+            .ok_or_else(|| damaged("its directory points outside of it"))?;
         let table = u64::from(file.le32(place)?);
         if table == 0 {
             return Ok((at_most(covered - offset % covered), Place::Zero));
@@ -147,7 +147,7 @@ fn must_stand_alone(file: &Container) -> io::Result<()> {
         return Err(leans_on("the description that lists its parts"));
     }
     let (Some(at), Some(length)) = (at.checked_mul(SECTOR), length.checked_mul(SECTOR)) else {
-        return Err(damaged("its description is nowhere"));
+        return Err(damaged("its description points outside of it"));
     };
     let length = usize::try_from(length.min(MOST_DESCRIPTION)).expect("it is bounded");
     let text = file.bytes(at, length)?;

@@ -55,11 +55,11 @@ impl Vpc {
         let size = size_of(&footer);
         let blocks = match be32(&footer, 0x3c) {
             FIXED if size > length - FOOTER as u64 => {
-                return Err(damaged("it is shorter than its disk: was it cut?"));
+                return Err(damaged("it is shorter than its disk: it may be truncated"));
             }
             FIXED => None,
             GROWING => Some(Blocks::open(file, &footer, size)?),
-            BRANCHED => return Err(leans_on("the image that it was branched off from")),
+            BRANCHED => return Err(leans_on("its backing image")),
             other => return Err(unsupported(format!("it is of type {other}"))),
         };
         Ok(Vpc { size, blocks })
@@ -105,7 +105,7 @@ impl Layout for Vpc {
         let at = blocks
             .table
             .checked_add(4 * block)
-            .ok_or_else(|| damaged("its table is nowhere"))?;
+            .ok_or_else(|| damaged("its table points outside of it"))?;
         Ok(match file.be32(at)? {
             u32::MAX => (length, Place::Zero),
             sector => {

@@ -128,9 +128,10 @@ impl Certificates {
             );
             let problem = Problem::new(ProblemCode::Invalid, what);
             Some(match state {
-                CertificateState::NotYetValid => {
-                    problem.remedy("look at this host's clock, or put an older certificate there and restart the daemon")
-                }
+                CertificateState::NotYetValid => problem.remedy(
+                    "check this host's clock, or put an older certificate there and restart the \
+                         daemon",
+                ),
                 _ => problem.remedy(format!(
                     "put a new certificate for {} there, and restart the daemon",
                     validity.subject

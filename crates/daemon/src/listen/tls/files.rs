@@ -37,9 +37,7 @@ pub(super) fn certificates(path: &Path, what: &str) -> Outcome<Chain> {
             Err(match found {
                 Found::Key | Found::EncryptedKey => problem
                     .because("it holds a private key and no certificate")
-                    .remedy(
-                        "give the certificate's file; key and certificate may have been exchanged",
-                    ),
+                    .remedy("give the certificate's file; key and certificate may be swapped"),
                 _ => no_pem(problem, found, "certificate", path),
             })
         }
@@ -54,9 +52,10 @@ pub(super) fn key(path: &Path) -> Outcome<PrivateKeyDer<'static>> {
     let found = found(&bytes);
     if found == Found::EncryptedKey {
         return Err(unusable("key", path)
-            .because("it is protected by a passphrase, and there is nobody to ask for it")
+            .because("it is protected by a passphrase, which the daemon cannot ask for")
             .remedy(format!(
-                "take the passphrase away: `openssl pkey -in {} -out NEW.pem`, and let only the daemon's user read NEW.pem",
+                "remove the passphrase: `openssl pkey -in {} -out NEW.pem`, and let only the daemon's user read \
+                 NEW.pem",
                 path.display()
             )));
     }
@@ -67,7 +66,7 @@ pub(super) fn key(path: &Path) -> Outcome<PrivateKeyDer<'static>> {
             Err(match found {
                 Found::Certificate => problem
                     .because("it holds a certificate and no private key")
-                    .remedy("give the key's file; key and certificate may have been exchanged"),
+                    .remedy("give the key's file; key and certificate may be swapped"),
                 _ => no_pem(problem, found, "private key", path),
             })
         }
@@ -109,7 +108,7 @@ fn read(path: &Path, what: &str) -> Outcome<Vec<u8>> {
     let read = opened.and_then(|file| {
         let facts = file.metadata()?;
         if !facts.is_file() {
-            return Err(io::Error::other("it is no plain file"));
+            return Err(io::Error::other("it is not a plain file"));
         }
         file.take(LONGEST).read_to_end(&mut bytes)
     });
@@ -120,7 +119,8 @@ fn read(path: &Path, what: &str) -> Outcome<Vec<u8>> {
     let problem = unusable(what, path).because(&error);
     Err(match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => problem.remedy(
-            "put the file there, or give its path; in the configuration, a path that does not begin with / begins at the root",
+            "put the file there, or give its path; in the configuration, paths without a leading / are relative to \
+             the root",
         ),
         io::ErrorKind::PermissionDenied => problem.remedy(format!(
             "let user {} read it, and search the directories above it: see `namei -l {}`",
@@ -132,7 +132,7 @@ fn read(path: &Path, what: &str) -> Outcome<Vec<u8>> {
 }
 
 fn damaged(problem: Problem) -> Problem {
-    problem.remedy("get the file anew from who made it, in PEM")
+    problem.remedy("get the file again in PEM")
 }
 
 /// What a file holds, by its first words.
@@ -202,10 +202,10 @@ fn no_pem(problem: Problem, found: Found, what: &str, path: &Path) -> Problem {
             .because(format!("it is empty: it holds no {what}"))
             .remedy(format!("write a {what} in PEM to it")),
         Found::Pkcs12 => problem.because("it is PKCS#12, not PEM").remedy(format!(
-            "turn it into PEM: `openssl pkcs12 -in {path} -nodes -out NEW.pem`"
+            "convert it to PEM: `openssl pkcs12 -in {path} -nodes -out NEW.pem`"
         )),
         Found::Der => problem.because("it is DER, not PEM").remedy(format!(
-            "turn it into PEM: `openssl {program} -inform DER -in {path} -out NEW.pem`"
+            "convert it to PEM: `openssl {program} -inform DER -in {path} -out NEW.pem`"
         )),
         _ => problem
             .because(format!("it holds no {what} in PEM"))

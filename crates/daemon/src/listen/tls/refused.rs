@@ -9,17 +9,17 @@ pub(crate) fn reason(error: &io::Error) -> String {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
     match inner {
         Some(Error::NoCertificatesPresented) => {
-            "it showed no certificate, and client_ca asks for one".to_owned()
+            "it sent no certificate, and client_ca requires one".to_owned()
         }
         Some(Error::InvalidCertificate(why)) => certificate(why),
         Some(Error::AlertReceived(alert)) => told(*alert),
         Some(Error::PeerIncompatible(_) | Error::PeerMisbehaved(_)) => {
-            format!("it speaks another TLS than 1.2 and 1.3: {error}")
+            format!("it supports neither TLS 1.2 nor 1.3: {error}")
         }
-        Some(Error::InvalidMessage(_)) => "it speaks no TLS".to_owned(),
+        Some(Error::InvalidMessage(_)) => "it does not use TLS".to_owned(),
         Some(other) => other.to_string(),
         None if error.kind() == io::ErrorKind::UnexpectedEof => {
-            "it hung up in the TLS handshake: it may not trust the server's certificate".to_owned()
+            "it closed the connection in the TLS handshake: it may not trust the server's certificate".to_owned()
         }
         None => format!("its TLS handshake failed: {error}"),
     }
@@ -35,7 +35,7 @@ fn certificate(error: &CertificateError) -> String {
             "its certificate is not valid yet".to_owned()
         }
         CertificateError::UnknownIssuer | CertificateError::BadSignature => {
-            "its certificate is of no authority in client_ca".to_owned()
+            "its certificate is not signed by an authority in client_ca".to_owned()
         }
         CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
             "its certificate is not one for clients (extendedKeyUsage)".to_owned()
@@ -56,7 +56,7 @@ fn told(alert: AlertDescription) -> String {
             format!("it does not trust the server's certificate (alert {alert:?})")
         }
         AlertDescription::CertificateExpired => {
-            "it says that the server's certificate has expired".to_owned()
+            "it considers the server's certificate expired".to_owned()
         }
         other => format!("it ended the TLS handshake (alert {other:?})"),
     }
@@ -70,11 +70,11 @@ mod tests {
     fn each_reason_is_told_in_its_own_words() {
         let of = |error: Error| reason(&io::Error::new(io::ErrorKind::InvalidData, error));
         for (error, words) in [
-            (Error::NoCertificatesPresented, "showed no certificate"),
+            (Error::NoCertificatesPresented, "sent no certificate"),
             (CertificateError::Expired.into(), "has expired"),
             (
                 CertificateError::UnknownIssuer.into(),
-                "no authority in client_ca",
+                "not signed by an authority in client_ca",
             ),
             (
                 CertificateError::InvalidPurpose.into(),
@@ -86,17 +86,17 @@ mod tests {
             ),
             (
                 Error::AlertReceived(AlertDescription::CertificateExpired),
-                "server's certificate has expired",
+                "server's certificate expired",
             ),
             (
                 Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType),
-                "no TLS",
+                "not use TLS",
             ),
         ] {
             let told = of(error);
             assert!(told.contains(words), "{told}");
         }
         let gone = reason(&io::ErrorKind::UnexpectedEof.into());
-        assert!(gone.contains("hung up"), "{gone}");
+        assert!(gone.contains("closed the connection"), "{gone}");
     }
 }

@@ -109,25 +109,25 @@ fn a_file_that_is_not_there_or_holds_something_else_is_named_with_what_is_in_it(
         (
             broken(&here, &key, &cert),
             &here,
-            "no plain file",
+            "not a plain file",
             "path of a PEM file",
         ),
         (
             broken(&pipe, &key, &cert),
             &pipe,
-            "no plain file",
+            "not a plain file",
             "path of a PEM file",
         ),
         (
             broken(&cert, &pipe, &cert),
             &pipe,
-            "no plain file",
+            "not a plain file",
             "path of a PEM file",
         ),
         (
             broken(&cert, &key, &pipe),
             &pipe,
-            "no plain file",
+            "not a plain file",
             "path of a PEM file",
         ),
         (
@@ -158,13 +158,13 @@ fn a_file_that_is_not_there_or_holds_something_else_is_named_with_what_is_in_it(
             broken(&key, &cert, &cert),
             &key,
             "a private key and no certificate",
-            "exchanged",
+            "swapped",
         ),
         (
             broken(&cert, &cert, &cert),
             &cert,
             "a certificate and no private key",
-            "exchanged",
+            "swapped",
         ),
     ] {
         let problem = refused(&files);

@@ -136,7 +136,7 @@ async fn keep<L: Look>(feed: Arc<Feed>, monitor: Arc<Monitor>, mut look: L) {
                 feed.show(Some(frame));
             }
             Err(problem) => {
-                tracing::debug!(%problem, "nothing to show on the dashboard any more");
+                tracing::debug!(%problem, "the dashboard gets no more data");
                 *feed.latest() = None;
                 return;
             }

@@ -98,7 +98,7 @@ fn each_case_has_its_cause_and_says_its_numbers() {
             "at its limit",
             well().waiting(Hold::Limit, 3.0),
             Cause::Limit,
-            &["limit of 1000 units", "began 1000 a second", "3ms (75%)"],
+            &["limit of 1000 units", "started 1000 a second", "3ms (75%)"],
         ),
         (
             "at its bandwidth limit",
@@ -117,7 +117,7 @@ fn each_case_has_its_cause_and_says_its_numbers() {
             congested(well().waiting(Hold::Shares, 2.0).waiting(Hold::Window, 1.0)),
             Cause::Shares,
             &[
-                "congested (6ms of latency, the threshold is 5ms)",
+                "congested (latency 6ms, threshold 5ms)",
                 "500 shares",
                 "3ms (75%)",
             ],
@@ -180,7 +180,7 @@ fn each_case_has_its_cause_and_says_its_numbers() {
                 ..nobody.clone()
             },
             Cause::Stuck,
-            &["no I/O has ended for 10 s", "3 are outstanding"],
+            &["no I/O has completed for 10 s", "3 are outstanding"],
         ),
         (
             "a daemon that stood still for longer than its lease",
@@ -301,15 +301,15 @@ fn what_else_is_worth_knowing_is_noted() {
     });
     let notes = told(&facts, &terms()).notes;
     for words in [
-        "no more than the last 4 s",
+        "only the last 4 s",
         "3 of its I/Os failed",
         "congested for 40% of the time",
         "reservation of 200 units a second is not met",
-        "others than our hosts",
-        "cannot be heard",
-        "cannot hear this one",
+        "something other than our hosts",
+        "slots cannot be read",
+        "slot cannot be written",
         "slot file",
-        "of its burst of 30000 units 5000 are left",
+        "its burst has 5000 of 30000 units left",
     ] {
         assert!(
             notes.iter().any(|note| note.contains(words)),
@@ -367,7 +367,7 @@ fn observed_waits_are_no_waits() {
     assert_eq!((facts.filters, facts.datastore), (5e8, 5e8));
     assert_eq!(facts.thread.busy_ratio, 0.5);
     let notes = told(&facts, &terms()).notes;
-    assert!(notes[0].contains("would have waited 5ms each"), "{notes:?}");
+    assert!(notes[0].contains("would have waited 5ms for"), "{notes:?}");
 }
 
 #[test]

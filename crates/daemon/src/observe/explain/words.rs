@@ -20,23 +20,22 @@ pub(super) fn because(about: About<'_>, facts: &Facts, cause: Cause) -> String {
     let took = time(facts.each_io(facts.whole()));
     let spent = |ns: f64| format!("{} ({})", time(facts.each_io(ns)), percent(facts.part(ns)));
     match cause {
-        Cause::Unmeasured => "nothing is measured: it has no stats filter".to_owned(),
-        Cause::Idle => format!("nobody asked it for anything in the last {span}"),
+        Cause::Unmeasured => "nothing is measured: the disk has no stats filter".to_owned(),
+        Cause::Idle => format!("no I/O was requested in the last {span}"),
         Cause::Lease if facts.claim == LeaseState::Lost => {
-            "another host, which has taken the disk: nothing is written to it from here any more"
-                .to_owned()
+            "another host has taken the disk: this host does not write to it any more".to_owned()
         }
         Cause::Lease => format!(
-            "its lease, which was not renewed in time (this daemon stood still, or could not reach the datastore): all \
-             I/O waits until it is clear that no other host has taken the disk; {} outstanding",
+            "its lease was not renewed in time (this daemon was paused, or could not reach the datastore): all I/O \
+             waits until it is certain that no other host has taken the disk; {} outstanding",
             are(facts.outstanding)
         ),
         Cause::Stuck => format!(
-            "no I/O has ended for {span}, and {} outstanding",
+            "no I/O has completed for {span}, and {} outstanding",
             are(facts.outstanding)
         ),
         Cause::Limit | Cause::Bandwidth | Cause::GroupLimit if facts.ios == 0 => format!(
-            "{}: no I/O has ended for {span}, and {} outstanding",
+            "{}: no I/O has completed for {span}, and {} outstanding",
             limit(about, facts, cause),
             are(facts.outstanding)
         ),
@@ -52,12 +51,14 @@ pub(super) fn because(about: About<'_>, facts: &Facts, cause: Cause) -> String {
             let window = facts.held[Hold::Window.index()] > facts.held[Hold::Shares.index()];
             let what = match facts.level {
                 Some(level) if facts.engaged_ratio > 0.0 => format!(
-                    "its shares: the datastore is congested ({}), and {} shares brought it {units} units a second",
+                    "its shares: the datastore is congested ({}), and {} shares gave the disk {units} units a second",
                     latency(&level),
                     terms.shares
                 ),
-                _ => "the host's window: as much is outstanding as a host may have at a datastore"
-                    .to_owned(),
+                _ => {
+                    "the host's window: the host has as many I/Os outstanding as the window allows"
+                        .to_owned()
+                }
             };
             let mostly = if window && facts.engaged_ratio > 0.0 {
                 ", mostly for room in the host's window"
@@ -73,21 +74,21 @@ pub(super) fn because(about: About<'_>, facts: &Facts, cause: Cause) -> String {
             spent(facts.queue)
         ),
         Cause::Filters => format!(
-            "its filters: an I/O took {took}, of which they kept it {}",
+            "its filters: an I/O took {took}, of which it was in the filters {}",
             spent(facts.filters)
         ),
         Cause::Datastore => format!(
-            "the datastore: an I/O took {took}, of which it was there {}, and from {} on it counts as slow",
+            "the datastore: an I/O took {took}, of which {} in the datastore, which counts as slow from {} on",
             spent(facts.datastore),
             time(float(facts.slow().as_nanos()))
         ),
         Cause::Guest => format!(
-            "the guest asks for no more: it had {} I/Os outstanding in the mean, and {iops} a second were answered \
-             after {took} each",
+            "the guest requests no more: it had {} I/Os outstanding on average, and {iops} a second completed after \
+             {took} each",
             tenths(facts.outstanding_mean)
         ),
         Cause::Nothing => format!(
-            "nothing holds it back: {iops} I/Os a second took {took} each, {} of it in the datastore{}",
+            "nothing limits it: {iops} I/Os a second took {took} each, {} of it in the datastore{}",
             percent(facts.part(facts.datastore)),
             if facts.measured {
                 format!(", with {} outstanding", tenths(facts.outstanding_mean))
@@ -111,7 +112,7 @@ fn limit(about: About<'_>, facts: &Facts, cause: Cause) -> String {
             bytes(facts.each_second(facts.bytes))
         ),
         Cause::GroupLimit => format!(
-            "the limit of its group{}: of that it got {units} units a second",
+            "the limit of its group{}: the disk got {units} units a second of it",
             terms
                 .group
                 .as_ref()
@@ -119,7 +120,7 @@ fn limit(about: About<'_>, facts: &Facts, cause: Cause) -> String {
                 .unwrap_or_default()
         ),
         _ => format!(
-            "its limit{}: it began {units} a second",
+            "its limit{}: it started {units} a second",
             terms
                 .limit
                 .map(|limit| format!(" of {limit} units a second"))
@@ -134,19 +135,19 @@ pub(super) fn remedy(about: About<'_>, facts: &Facts, cause: Cause) -> String {
         disk, datastore, ..
     } = about;
     match cause {
-        Cause::Unmeasured => format!("let it be measured: tidegate filter add {disk} stats --at 1"),
+        Cause::Unmeasured => format!("add a stats filter: tidegate filter add {disk} stats --at 1"),
         Cause::Idle => {
-            format!("whether anybody is connected tells `tidegate disk show {disk}`")
+            format!("`tidegate disk show {disk}` shows whether a guest or client is connected")
         }
         Cause::Lease if facts.claim == LeaseState::Lost => format!(
             "stop what uses it and detach it here: tidegate disk detach {disk} --disconnect"
         ),
         Cause::Lease => format!(
-            "nothing, while the datastore can be reached: it goes on by itself, some eleven seconds after that; else \
-             look after datastore {datastore} (its server, its network, the log)"
+            "if the datastore can be reached, nothing: the disk continues some eleven seconds later; otherwise \
+             check datastore {datastore} (its server, its network, the log)"
         ),
         Cause::Stuck => format!(
-            "look after datastore {datastore} (its server, its network, the log), and whether a filter keeps them: \
+            "check datastore {datastore} (its server, its network, the log), and whether a filter delays I/O: \
              tidegate filter list {disk}"
         ),
         Cause::Limit => {
@@ -157,31 +158,31 @@ pub(super) fn remedy(about: About<'_>, facts: &Facts, cause: Cause) -> String {
         }
         Cause::GroupLimit => match &about.terms.group {
             Some(group) => format!(
-                "a higher limit of the group (tidegate group set {group} --limit N), less from its other disks, or \
-                 another group for this one"
+                "a higher limit of the group (tidegate group set {group} --limit N), less load from its other \
+                 disks, or another group for this one"
             ),
             None => "a higher limit of the group, or another group for this disk".to_owned(),
         },
         Cause::Shares if facts.engaged_ratio > 0.0 => format!(
-            "more shares or a reservation (tidegate disk set {disk} --shares high, --reservation N), less from the \
-             others (tidegate datastore show {datastore} tells who gets what), or a faster datastore"
+            "more shares or a reservation (tidegate disk set {disk} --shares high, --reservation N), less load from \
+             the others (tidegate datastore show {datastore} lists them), or a faster datastore"
         ),
         Cause::Shares => {
-            "less outstanding in the guests of this host: more would only wait".to_owned()
+            "fewer outstanding I/Os in the guests of this host: more would only wait".to_owned()
         }
         Cause::IoThread => format!(
-            "more I/O threads (io.threads in the configuration), or fewer disks on this one: detached and attached \
-             anew, {disk} goes where there are fewest"
+            "more I/O threads (io.threads in the configuration), or fewer disks on this one: detach {disk} and \
+             attach it again to move it to the thread with the fewest disks"
         ),
         Cause::Filters => {
-            format!("take out or change the one that is slow: tidegate filter list {disk}")
+            format!("remove or change the slow filter: tidegate filter list {disk}")
         }
-        Cause::Datastore => format!(
-            "a faster datastore, or less from all who use it: tidegate datastore show {datastore}"
-        ),
-        Cause::Guest => "more from the guest: deeper queues, or more jobs at a time".to_owned(),
+        Cause::Datastore => {
+            format!("a faster datastore, or less load on it: tidegate datastore show {datastore}")
+        }
+        Cause::Guest => "more load from the guest: deeper queues, or more parallel jobs".to_owned(),
         Cause::Nothing => format!(
-            "more outstanding in the guest brings more, until the datastore is congested: it counts as such from {} on",
+            "more outstanding I/O in the guest, until the datastore is congested: from a latency of {} on",
             time(float(facts.slow().as_nanos()))
         ),
     }
@@ -196,14 +197,12 @@ pub(super) fn notes(about: About<'_>, facts: &Facts, cause: Cause, asked: Span) 
         notes.push(format!("{what}: {because}"));
     }
     if facts.covers + Span::from_secs(1) < asked {
-        notes.push(format!(
-            "no more than the last {} are known",
-            seconds(facts.covers)
-        ));
+        notes.push(format!("only the last {} are known", seconds(facts.covers)));
     }
     if !facts.measured && cause != Cause::Unmeasured {
         notes.push(
-            "it has no stats filter: the guest's queue and the filters are not measured".to_owned(),
+            "the disk has no stats filter: the guest's queue and the filters are not measured"
+                .to_owned(),
         );
     }
     if facts.errors > 0 {
@@ -214,7 +213,7 @@ pub(super) fn notes(about: About<'_>, facts: &Facts, cause: Cause, asked: Span) 
         let low = level.burst_left.saturating_mul(5) <= terms.burst;
         if terms.burst > 0 && low {
             notes.push(format!(
-                "of its burst of {} units {} are left; it fills while the disk does less than its limit",
+                "its burst has {1} of {0} units left; it refills while the disk does less than its limit",
                 terms.burst, level.burst_left
             ));
         } else if terms
@@ -222,7 +221,7 @@ pub(super) fn notes(about: About<'_>, facts: &Facts, cause: Cause, asked: Span) 
             .is_some_and(|limit| facts.each_second(facts.units) > 1.05 * float(limit))
         {
             notes.push(format!(
-                "it runs on its burst, of which {} units are left",
+                "the disk uses its burst, which has {} units left",
                 level.burst_left
             ));
         }
@@ -235,13 +234,13 @@ fn control_notes(about: About<'_>, facts: &Facts, cause: Cause, level: &Level) -
     let mut notes = Vec::new();
     match level.mode {
         Mode::Observe if facts.would_hold > 0.0 => notes.push(format!(
-            "I/O control observes and holds nobody back; were it on, its I/Os would have waited {} each for its limits",
+            "I/O control only observes; if it were on, each I/O would have waited {} for the disk's limits",
             time(facts.each_io(facts.would_hold))
         )),
-        Mode::Observe => notes.push("I/O control observes and holds nobody back".to_owned()),
-        Mode::Off => notes.push("I/O control is off: only limits hold".to_owned()),
+        Mode::Observe => notes.push("I/O control only observes, and delays no I/O".to_owned()),
+        Mode::Off => notes.push("I/O control is off: only limits apply".to_owned()),
         Mode::On if facts.engaged_ratio > 0.0 && cause != Cause::Shares => notes.push(format!(
-            "the datastore was congested for {} of the time ({}), which did not hold this disk back much",
+            "the datastore was congested for {} of the time ({}), which delayed this disk little",
             percent(facts.engaged_ratio),
             latency(level)
         )),
@@ -255,19 +254,20 @@ fn control_notes(about: About<'_>, facts: &Facts, cause: Cause, level: &Level) -
         ));
     }
     if level.external {
-        notes.push("others than our hosts put load on the datastore".to_owned());
+        notes.push("something other than our hosts loads the datastore".to_owned());
     }
     if level.alone {
-        notes.push("the other hosts cannot be heard: this one decides by itself".to_owned());
+        notes.push("the other hosts' slots cannot be read: this host decides alone".to_owned());
     }
     if level.mute {
         notes.push(
-            "the other hosts cannot hear this one: it takes no more than it told last".to_owned(),
+            "this host's slot cannot be written: it takes no more than it last published"
+                .to_owned(),
         );
     }
     if level.trouble {
         notes.push(format!(
-            "the slot file cannot be used: tidegate datastore show {} says why",
+            "the slot file cannot be used: see tidegate datastore show {}",
             about.datastore
         ));
     }
@@ -278,10 +278,10 @@ fn latency(level: &Level) -> String {
     let now = time(float(level.latency.as_nanos()));
     match level.threshold {
         Some(threshold) => format!(
-            "{now} of latency, the threshold is {}",
+            "latency {now}, threshold {}",
             time(float(threshold.as_nanos()))
         ),
-        None => format!("{now} of latency"),
+        None => format!("latency {now}"),
     }
 }
 

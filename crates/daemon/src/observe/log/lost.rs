@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What the log is told.
-pub(super) const WORDS: &str = "lines of this log are lost: nobody read it";
+pub(super) const WORDS: &str = "log lines were lost, because their reader was too slow";
 
 /// How many lines, or records, were lost.
 pub(super) struct Lost {

@@ -162,7 +162,7 @@ impl Guard {
 
     /// Judges the parts of a request that are known before anything of it is done.
     fn judge(&self, method: &Method, path: &str, headers: &HeaderMap) -> Result<(), Refusal> {
-        let host = one(headers, header::HOST).ok_or_else(|| refused("it names no host"))?;
+        let host = one(headers, header::HOST).ok_or_else(|| refused("it has no Host header"))?;
         if self.token.is_none() && !is_plain(host) {
             return Err(refused(format!(
                 "it was sent to '{host}': without a token the dashboard answers to localhost and to IP addresses only"
@@ -173,17 +173,18 @@ impl Guard {
         // A link or a bookmark elsewhere may lead to the page itself, and to nothing else.
         let arrives = looks && path == "/" && one(headers, "sec-fetch-mode") == Some("navigate");
         if !arrives && site.is_some_and(|site| site != "same-origin" && site != "none") {
-            return Err(refused("another site's page has sent it"));
+            return Err(refused("a page of another site sent it"));
         }
         if headers.contains_key(header::ORIGIN) && !is_ours(headers, host) {
-            return Err(refused("another site's page has sent it"));
+            return Err(refused("a page of another site sent it"));
         }
         if !looks && !headers.contains_key(HEADER) {
             return Err(refused(format!("it has no header {HEADER}")));
         }
         if !looks && path != LOGIN && path != LOGOUT && !is_policy(method, path) {
             return Err(refused(
-                "by this address only disks' policies are changed: use the tidegate program, or the REST interface's socket",
+                "the dashboard's address can change disks' policies only: use the tidegate program, or the REST \
+                 interface's socket",
             ));
         }
         if self.is_known(headers)
@@ -316,7 +317,8 @@ pub(crate) async fn check(
             request.extensions_mut().insert(may);
             if may == May::Look && is_policy(request.method(), &path) {
                 refused(
-                    "without a token only the superuser and the daemon's own user change policies by this address; use the tidegate program, or give the dashboard a token_file",
+                    "without a token only the superuser and the daemon's own user can change policies on the \
+                     dashboard; use the tidegate program, or give the dashboard a token_file",
                 ).into_response()
             } else {
                 next.run(request).await
@@ -331,7 +333,7 @@ async fn whole(request: Request, patience: Duration) -> Result<Request, Refusal>
     let (parts, body) = request.into_parts();
     let read = tokio::time::timeout(patience, body::to_bytes(body, BODY_MAX)).await;
     let Ok(read) = read else {
-        return Err(refused("it was not sent to its end in time"));
+        return Err(refused("its body did not arrive in time"));
     };
     // Or it was cut off: then nobody is there any more to be told.
     let read = read.map_err(|_| Refusal::TooLarge)?;
@@ -352,13 +354,13 @@ pub(crate) fn read_token(path: &Path) -> Outcome<Vec<u8>> {
         Err(error) => return Err(os_error::io(&what, &error)),
     };
     if !facts.is_file() {
-        return bad("it is no plain file".to_owned());
+        return bad("it is not a plain file".to_owned());
     }
     if facts.permissions().mode() & 0o007 != 0 {
         return Err(os_error::invalid(&what)
-            .because("everybody on this host may read it")
+            .because("every user of this host can read it")
             .remedy(format!(
-                "take that right away: `chmod o= {}`",
+                "remove that permission: `chmod o= {}`",
                 path.display()
             )));
     }

@@ -106,7 +106,7 @@ impl Listener {
             .map_err(|e| os_error::io("cannot listen for the dashboard", &e))?;
         if let Some(problem) = held {
             let url = url(address, tls.is_some());
-            tracing::warn!(%problem, "the dashboard is at {url} until this daemon ends, not at its usual port");
+            tracing::warn!(%problem, "the dashboard's usual port is in use; until this daemon ends it is at {url}");
         }
         Ok(Listener {
             url: url(address, tls.is_some()),
@@ -206,7 +206,7 @@ impl ConnectionLimits {
         };
         let client = ClientAddress { peer, here };
         let Some(_place) = self.parties.admit(Party::of(client).await) else {
-            tracing::debug!(%peer, "has more connections to the dashboard than one may have");
+            tracing::debug!(%peer, "a client has too many connections to the dashboard");
             return;
         };
         // What is sent is whole: waiting to merge it only delays.
@@ -299,7 +299,7 @@ impl Parties {
 pub(crate) fn open(plan: &DashboardPlan, access: Outcome<Access>) -> Outcome<Option<Listener>> {
     let tolerable = |problem: Problem| {
         if !plan.asked {
-            tracing::warn!(%problem, "there is no dashboard");
+            tracing::warn!(%problem, "the dashboard is off");
             Ok(None)
         } else {
             Err(problem.within("cannot serve the dashboard"))

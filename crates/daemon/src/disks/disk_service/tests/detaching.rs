@@ -162,7 +162,7 @@ fn a_disk_whose_detach_gave_up_cannot_be_attached_until_its_old_write_has_ended(
         assert_eq!(late.code, ProblemCode::Datastore, "{late}");
         let text = late.to_string();
         assert!(text.contains("still being detached"), "{text}");
-        assert!(text.contains("datastore up does not answer"), "{text}");
+        assert!(text.contains("datastore up does not respond"), "{text}");
     }
     // Nobody is told to attach it who asks what it does.
     let told = stage

@@ -21,7 +21,7 @@ fn an_attached_disk_whose_directory_was_renamed_is_listed_and_says_so() {
     );
     let renamed = format!("{} was renamed to {}", before.display(), now.display());
     assert_eq!(missing.why[0], renamed);
-    assert_eq!(other.what, "disk other is disk db1, which is attached");
+    assert_eq!(other.what, "disk other is the attached disk db1");
     assert_eq!(stage.disk_service.disk(&name("db1")).unwrap(), disks[0]);
     assert_eq!(stage.disk_service.harms().unwrap(), [missing]);
     // It is served, so who asks is told how to reach it.
@@ -34,7 +34,7 @@ fn an_attached_disk_whose_directory_was_renamed_is_listed_and_says_so() {
     let refused = stage.attach("other", Outside::default()).unwrap_err();
     assert_eq!(refused.code, ProblemCode::Busy);
     assert!(
-        refused.to_string().contains("which is attached"),
+        refused.to_string().contains("is the attached disk"),
         "{refused}"
     );
 
@@ -54,7 +54,7 @@ fn an_attached_disk_whose_directory_was_removed_is_listed_and_can_be_let_go_of()
     let disk = stage.disk_service.disk(&name("db1")).unwrap();
     assert!(disk.attached);
     let problem = disk.problem.unwrap();
-    assert!(problem.why[0].ends_with("was removed, or moved elsewhere"));
+    assert!(problem.why[0].ends_with("was removed or moved"));
     // Its image is found missing as well: that is one misfortune.
     let live = stage.disk_service.live.get(&name("db1")).unwrap();
     stage.disk_service.look_after_image(&live);

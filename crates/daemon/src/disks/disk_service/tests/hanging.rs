@@ -47,7 +47,10 @@ fn who_looks_at_all_datastores_is_told_of_one_that_hangs_and_waits_for_none() {
     let let_go = hang(&mut disk_service.surveys, "shared");
     let told = |datastores: Vec<tidegate_api::datastore::Datastore>| {
         let problem = datastores[0].problem.as_ref().expect("it hangs");
-        assert!(problem.to_string().contains("does not answer"), "{problem}");
+        assert!(
+            problem.to_string().contains("does not respond"),
+            "{problem}"
+        );
     };
     told(stage.disk_service.datastores_at_a_glance().unwrap());
     told(stage.disk_service.datastores().unwrap());
@@ -55,7 +58,7 @@ fn who_looks_at_all_datastores_is_told_of_one_that_hangs_and_waits_for_none() {
     let disks = stage.disk_service.disks(None).unwrap();
     assert!(disks.len() == 1 && disks[0].attached);
     let problem = disks[0].problem.as_ref().expect("it hangs").to_string();
-    assert!(problem.contains("does not answer"), "{problem}");
+    assert!(problem.contains("does not respond"), "{problem}");
     // What is known here without a look is told.
     let attached = stage.disk_service.attached_disks().unwrap();
     assert_eq!((attached.len(), attached[0].allocated_bytes), (1, None));
@@ -81,7 +84,7 @@ fn orders_on_disks_elsewhere_are_carried_out_while_a_datastore_hangs_and_a_disk_
     let refused = stage.disk_service.disk(&name("nonesuch")).unwrap_err();
     for told in [shown.problem.unwrap(), refused] {
         let told = told.to_string();
-        assert!(told.contains("shared does not answer"), "{told}");
+        assert!(told.contains("shared does not respond"), "{told}");
     }
     stage.attach("b", Outside::Agreed).unwrap();
     stage.detach("b");

@@ -190,7 +190,7 @@ fn a_disk_that_can_only_be_read_is_exported_and_attached_read_only_over_a_restar
     let attach = || {
         let refused = stage.attach("a", Outside::Agreed);
         if let Err(problem) = &refused
-            && problem.to_string().contains("another order")
+            && problem.to_string().contains("another request")
         {
             return None;
         }
@@ -252,7 +252,10 @@ fn only_paths_that_were_accepted_are_agreed_to() {
     // In between, a peer changes it.
     stage.elsewhere("a", |found| found.descriptor.filters = trace("other"));
     let refused = attach("seen").unwrap_err();
-    assert!(refused.to_string().contains("not among those"), "{refused}");
+    assert!(
+        refused.to_string().contains("which was not accepted"),
+        "{refused}"
+    );
     assert!(stage.disk_service.store.agreed().unwrap().is_empty());
     attach("other").unwrap();
     assert_eq!(stage.filters("a"), trace("other"));
@@ -381,7 +384,7 @@ fn a_disk_is_not_attached_while_another_one_writes_to_its_device() {
     assert_eq!(refused.code, ProblemCode::Busy, "{refused}");
     let told = refused.to_string();
     assert!(
-        told.contains("disk a is attached, and its device is the same one"),
+        told.contains("disk a is attached, and uses the same device"),
         "{told}"
     );
     assert_eq!(

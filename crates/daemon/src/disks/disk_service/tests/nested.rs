@@ -43,7 +43,7 @@ fn a_datastore_lies_in_no_other_one_no_disk_and_no_state_and_around_none() {
     ] {
         let refused = add(&stage, path.clone()).expect_err(&path.display().to_string());
         assert!(refused.to_string().contains(told), "{refused}");
-        assert!(refused.remedy.unwrap().contains("of its own"));
+        assert!(refused.remedy.unwrap().contains("separate directory"));
     }
     add(&stage, root.join("local")).unwrap();
     add(&stage, place.join("shared-too")).unwrap();
@@ -75,7 +75,10 @@ fn a_disk_whose_directory_holds_other_disks_is_not_deleted() {
     fs::create_dir(&inner).unwrap();
     fs::write(inner.join("image"), "precious").unwrap();
     let refused = stage.disk_service.delete(&name("outer")).unwrap_err();
-    assert!(refused.to_string().contains("there is prec"), "{refused}");
+    assert!(
+        refused.to_string().contains("it contains prec"),
+        "{refused}"
+    );
     assert_eq!(fs::read(inner.join("image")).unwrap(), b"precious");
     fs::remove_dir_all(&inner).unwrap();
     stage.disk_service.delete(&name("outer")).unwrap();

@@ -219,7 +219,7 @@ fn a_token_file_is_long_enough_and_not_for_everybody() {
         read_token(&path)
             .unwrap_err()
             .to_string()
-            .contains("everybody")
+            .contains("every user")
     );
     fs::write(&path, "0123456789abcde\n").unwrap();
     mode(0o600);
