@@ -128,7 +128,7 @@ pub(super) const ROWS: &[Row] = &[
     row(
         "before=$(tidegate job list -o json | grep -c '\"id\"'); tidegate disk export a $P/out.img || {
            test \"$before\" = \"$(tidegate job list -o json | grep -c '\"id\"')\" && exit 1; exit 0; }",
-        &["cannot export disk a to $P/out.img", "it is there already"],
+        &["cannot export disk a to $P/out.img", "it exists"],
         "add --replace",
         "tidegate disk export a $P/out.img --replace",
     ),
@@ -140,7 +140,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
     row(
         "tidegate disk export a $P/absent",
-        &["it is there already"],
+        &["it exists"],
         "choose another file",
         "tidegate disk export a $P/absent/b.img",
     ),
