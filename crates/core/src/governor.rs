@@ -1,28 +1,29 @@
 //! The governor: it sets a host's window on one datastore a few times a second.
 //!
-//! One governor for each datastore. The engine reports what its schedulers counted ([`Governor::observe`]) and what
-//! stood in the slots of all hosts ([`Governor::heard`]); at [`Governor::deadline`] it asks for orders and for a slot to
-//! publish ([`Governor::tick`]). The governor knows neither files nor threads; the hosts are equal, and none leads.
+//! Each datastore has one governor. The engine reports the schedulers' counts ([`Governor::observe`]) and the slots of
+//! all hosts ([`Governor::heard`]). At [`Governor::deadline`] it calls [`Governor::tick`] for orders and for a slot to
+//! publish. The governor does not know files or threads. All hosts are equal; none leads.
 //!
 //! # Always true
-//! - The window of the orders lies between one and `window_most` reference I/Os, whatever the others wrote.
-//! - Not engaged, nobody is held back: the window is `window_most`.
+//! - The window of the orders is between one and `window_most` reference I/Os, whatever the other hosts published.
+//! - While control is not engaged, no I/O is delayed: the window is `window_most`.
 //! - A tick moves the deadline.
-//! - While our reads fail, nothing is decided: not on others' ages, not on the window.
+//! - While reads of the slots fail, the governor decides neither on the age of other hosts nor on the window.
 //!
 //! # Picture
 //! ```text
 //!   usage --> disks ---+--> window (how much in all) --+--> division (how much is ours) --> orders
 //!   slots --> peers ---+--> threshold, external -------+      |                       \--> our slot
-//!                                                             \--> parts (who takes too much)
+//!                                                             \--> parts (limits of single disks)
 //! ```
 //!
 //! # Units
-//! Inside: reference I/Os (a 4 KiB random read), nanoseconds, rates a second. In [`Orders`]: 1/256 of a reference I/O.
+//! Internally: reference I/Os (a 4 KiB random read), nanoseconds, rates per second. In [`Orders`]: 1/256 of a reference
+//! I/O.
 //!
 //! # Source
-//! PARDA (FAST 2009) for the setting (latency as the common signal, one slot for each host on the datastore), with the
-//! window and its division as two laws.
+//! PARDA (FAST 2009) for the setting: latency as the common signal, and one slot for each host on the datastore. The
+//! window and its division are two separate laws here.
 
 pub mod admission;
 pub mod alone;
@@ -61,32 +62,32 @@ use slot::{Common, Flags, SLOT};
 use threshold::{Curve, Pressure, Seeker};
 use window::Sight;
 
-/// Where a datastore counts as congested.
+/// The congestion threshold of a datastore.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Threshold {
-    /// Found while serving.
+    /// Determined automatically while serving.
     #[default]
     Auto,
-    /// This latency, 0.2 ms to 100 ms.
+    /// A fixed latency, 0.2 ms to 100 ms.
     Fixed(Span),
     /// Never.
     Off,
 }
 
-/// What a datastore is made of, as far as that is known: the first guesses come from it.
+/// The kind of a datastore, as far as known. It selects the initial costs and threshold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kind {
     /// No moving parts.
     Flash,
-    /// Spindles.
+    /// Rotating disks.
     Rotational,
-    /// Anything.
+    /// Unknown.
     #[default]
     Unknown,
 }
 
 impl Kind {
-    /// The first guess of costs.
+    /// The initial cost model.
     pub const fn costs(self) -> CostModel {
         match self {
             Kind::Flash => CostModel::flash(),
@@ -95,8 +96,8 @@ impl Kind {
         }
     }
 
-    /// The first guess of the threshold, in nanoseconds. Origin: 30 ms is Storage I/O Control's default (vSphere); the others
-    /// are chosen.
+    /// The initial threshold, in nanoseconds. Origin: 30 ms is Storage I/O Control's default (vSphere); the others are
+    /// chosen.
     const fn threshold(self) -> f64 {
         match self {
             Kind::Flash => 5e6,
@@ -106,24 +107,24 @@ impl Kind {
     }
 }
 
-/// What a governor is told once.
+/// The fixed settings of a governor.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// This host.
     pub host: [u8; 16],
-    /// This start of its daemon: random.
+    /// A random number of this start of the daemon.
     pub incarnation: u64,
-    /// How far control goes, until slot 0 says otherwise.
+    /// The mode of control, until slot 0 states another.
     pub mode: Mode,
-    /// Where it engages, until slot 0 says otherwise.
+    /// The threshold, until slot 0 states another.
     pub threshold: Threshold,
-    /// Bytes of a unit of reservations and limits, until slot 0 says otherwise.
+    /// Bytes of a unit of reservations and limits, until slot 0 states another.
     pub io_unit: u32,
-    /// What the datastore is.
+    /// The kind of the datastore.
     pub kind: Kind,
-    /// The widest window of this host, reference I/Os, up to 256: what its way to the datastore holds.
+    /// The widest window of this host, in reference I/Os, up to 256: the depth of its path to the datastore.
     pub window_most: u32,
-    /// Whether costs are learned; else those of the kind stay.
+    /// Whether costs are learned. Otherwise those of the kind apply.
     pub learn: bool,
 }
 
@@ -131,88 +132,88 @@ pub struct Settings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadFailed;
 
-/// What a tick decided.
+/// The result of a tick.
 #[derive(Clone, Debug)]
 pub struct Tick {
-    /// For every scheduler of the datastore.
+    /// The orders for every scheduler of the datastore.
     pub orders: Orders,
-    /// Our slot, to be written now; [`Governor::published`] demands to know how that went.
+    /// This host's slot, to be written now. Report the result with [`Governor::published`].
     pub publish: Option<[u8; SLOT]>,
-    /// What happened since the last tick.
+    /// The events since the last tick.
     pub events: Vec<GovernorEvent>,
 }
 
-/// What administrators hear of.
+/// An event for administrators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GovernorEvent {
-    /// The datastore is congested; shares and windows hold from now on.
+    /// The datastore is congested; shares and windows apply from now on.
     Engaged {
         /// The datastore's latency.
         latency: Span,
-        /// The threshold that it passed.
+        /// The exceeded threshold.
         threshold: Span,
     },
-    /// It is no longer.
+    /// The datastore is no longer congested.
     Disengaged,
-    /// A disk asked all the time and got less than its reservation, for a second.
+    /// A disk had I/O queued all the time and got less than its reservation, for a second.
     ReservationUnmet {
-        /// Which.
+        /// The disk.
         key: DiskKey,
     },
-    /// All reservations together are more than the datastore does: each is met in proportion.
+    /// All reservations together exceed the datastore's throughput: each is met in proportion.
     ReservationsShrunk {
-        /// What part of them is met, in percent.
+        /// The fraction that is met, in percent.
         percent: u32,
     },
-    /// A disk's burst is nearly spent, or is.
+    /// A disk's burst is nearly or fully spent.
     BurstLow {
-        /// Which.
+        /// The disk.
         key: DiskKey,
-        /// Below what part of it: 20 or 0.
+        /// The remaining percentage is below this: 20 or 0.
         percent: u64,
     },
-    /// Another host serves this datastore.
+    /// Another host uses this datastore.
     HostSeen {
-        /// Which.
+        /// The host.
         host: [u8; 16],
     },
-    /// It no longer does.
+    /// A host no longer uses this datastore.
     HostLost {
-        /// Which.
+        /// The host.
         host: [u8; 16],
-        /// It said so; else it fell silent.
+        /// Whether it announced its leaving; otherwise it fell silent.
         left: bool,
     },
-    /// Load that none of our hosts causes.
+    /// Load that no host of the cluster causes.
     ExternalLoad {
-        /// Seen, or gone.
+        /// Detected, or ended.
         on: bool,
     },
-    /// We cannot hear the other hosts.
+    /// This host cannot read the other hosts' slots.
     Alone {
-        /// So it is from now on, or no longer.
+        /// Whether the condition begins or ends.
         on: bool,
     },
-    /// The others cannot hear us: our writes fail.
+    /// The other hosts do not see this one: its writes fail.
     Mute {
-        /// So it is from now on, or no longer.
+        /// Whether the condition begins or ends.
         on: bool,
     },
-    /// The automatic threshold is a tenth away from where it was last told.
+    /// The automatic threshold differs by a tenth from its last reported value.
     ThresholdMoved {
-        /// Where it is.
+        /// Its current value.
         to: Span,
     },
-    /// Slot 0 has a generation that no changes of administrators have led to: it is not believed.
+    /// Slot 0 has a generation that administrators' changes cannot have reached: it is ignored.
     GenerationRefused {
-        /// Which.
+        /// The generation.
         generation: u64,
     },
-    /// Somebody else sits in our slot, or has our name ([`Governor::host`]): take another slot.
+    /// Another host uses our slot, or our name ([`Governor::host`]): take another slot.
     Displaced,
-    /// This daemon stood still for so long that the others took it for dead; it joins anew.
+    /// This daemon was paused so long that the other hosts considered it dead. It joins again.
     Paused {
-        /// How long.
+        /// The length of the pause.
         span: Span,
     },
 }
@@ -237,54 +238,54 @@ pub struct Governor {
     sight: Sight,
     /// The cluster's window.
     cluster: f64,
-    /// Our part of it.
+    /// This host's part of it.
     part: f64,
-    /// The threshold that holds now, all things considered; nanoseconds.
+    /// The effective threshold; nanoseconds.
     target: f64,
-    /// The one that holds without latency targets.
+    /// The threshold without latency targets.
     base: f64,
-    /// Its latency as the window law takes it: no host's counts for more than the law answers to.
+    /// The latency as the window law uses it, with each host's contribution bounded.
     felt: f64,
     smooth: f64,
-    /// How long a unit of our cost stays in flight, by how long one of all does: 0.5 to 2.
+    /// The residence time of a unit of our cost relative to that of all hosts: 0.5 to 2.
     stay: f64,
-    /// The last two looks at that.
+    /// The last two values of it.
     stays: [f64; 2],
-    /// All that was divided last was asked for.
+    /// Whether every unit of the last division was demanded.
     short: bool,
     theta: f64,
     engaged: bool,
     /// Ticks of the law since then.
     since_engaged: u32,
-    /// A host is here that was not when the law last ticked.
+    /// Whether a host appeared after the last tick of the law.
     met: bool,
-    /// The most that was done lately, forgotten by and by.
+    /// The recent peak throughput, decaying.
     busiest: f64,
-    /// Ticks in a row above the threshold.
+    /// Consecutive ticks above the threshold.
     over: u32,
-    /// Since when latency is far below it.
+    /// Since when the latency is far below it.
     under: Option<Time>,
     joined: bool,
     frozen: bool,
-    /// The generation of slot 0 that is not believed, since that was told.
+    /// The ignored generation of slot 0, once reported.
     refused: Option<u64>,
     alone: bool,
     mute: bool,
     heard: Option<Time>,
     ticked: Option<Time>,
-    /// How long the last tick meant to wait for the next: reads that work again plan anew before that comes.
+    /// The planned interval at the last tick. Reads that succeed again replan before it ends.
     planned: Span,
     alone_at: Option<Time>,
     sequence: u64,
     published_at: Option<Time>,
-    /// The interval that the last slot said.
+    /// The interval in the last published slot.
     said: Span,
     published_part: f64,
     pending: Option<f64>,
     failing: Option<Time>,
     dither: common::Dither,
     told_threshold: f64,
-    /// Disks of other hosts were short when last was divided, and for what part of the last seconds: 0 to 1.
+    /// The fraction of the last seconds in which disks of other hosts were short at a division: 0 to 1.
     others_lack: bool,
     others_lacked: f64,
     unreadable: u64,
@@ -292,7 +293,7 @@ pub struct Governor {
 }
 
 impl Governor {
-    /// A governor that knows nobody yet.
+    /// A governor that knows no other host yet.
     pub fn new(settings: Settings) -> Governor {
         let window_most = settings.window_most.clamp(1, 256);
         let settings = Settings {
@@ -367,23 +368,23 @@ impl Governor {
         }
     }
 
-    /// The name under which the others know this host. It changes where another daemon that lives has it as well.
+    /// This host's name for the others. It changes if another live daemon uses it as well.
     pub fn host(&self) -> [u8; 16] {
         self.settings.host
     }
 
-    /// What people call this host: the others show it.
+    /// Sets the display name of this host, which the others show.
     pub fn call(&mut self, name: Name) {
         self.name = name;
     }
 
-    /// Our slot's number, as soon as the engine has claimed one.
+    /// Sets our slot's number, once the engine has claimed one.
     pub fn sits_at(&mut self, slot: u16) {
         self.slot = Some(slot);
     }
 
-    /// Sets what holds for the whole datastore, from now on on this host. The bytes are slot 0, to be written; the
-    /// other hosts take it up from there.
+    /// Sets the datastore's common settings. They apply on this host at once. Write the returned bytes to slot 0; the
+    /// other hosts read them there.
     pub fn set(&mut self, now: Time, mode: Mode, threshold: Threshold, io_unit: u32) -> [u8; SLOT] {
         let (threshold_mode, threshold) = common::words(threshold);
         self.common = Common {
@@ -398,12 +399,12 @@ impl Governor {
         self.common.encode()
     }
 
-    /// What holds for the whole datastore.
+    /// The common settings of the datastore.
     pub fn common(&self) -> Common {
         self.common
     }
 
-    /// What the schedulers of all threads counted since the last call. If that should not wait, the deadline is now.
+    /// Takes the counts of all threads' schedulers since the last call. After urgent news the deadline is now.
     pub fn observe(&mut self, now: Time, usage: &[Usage], bins: &[Bin]) {
         let change = self.disks.saw(now, usage, &mut self.events);
         if change.changed {
@@ -412,7 +413,7 @@ impl Governor {
         let ratio = change.latency / self.target;
         let off = self.threshold_off();
         if self.engaged {
-            // Only while the window holds us back is latency the window's doing.
+            // Latency depends on the window only while the window delays our I/Os.
             if change.latency > 0.0 && self.binding() && !steer::NEAR.contains(&ratio) {
                 self.pace.wake(now);
             }
@@ -422,18 +423,18 @@ impl Governor {
         self.learn(bins);
     }
 
-    /// What was noticed since it was last told, for who does not wait for the next tick to tell it.
+    /// Returns new events, for callers that do not wait for the next tick.
     pub fn noticed(&mut self) -> Vec<GovernorEvent> {
         core::mem::take(&mut self.events)
     }
 
-    /// Whether nothing moves: nobody is held back, nothing is told in a hurry, and the others hear and are heard.
+    /// Whether the governor is idle: no I/O is delayed, nothing urgent is to be published, and hosts see each other.
     pub fn rests(&self) -> bool {
         let trouble = self.alone || self.mute || self.frozen || self.failing.is_some();
         !self.engaged && self.over == 0 && !self.pace.changed_recently() && !trouble
     }
 
-    /// Slot 0 says this.
+    /// Applies the content of slot 0.
     fn take_common(&mut self, now: Time, common: Common) {
         if common.supersedes(&self.common) {
             self.common = common;
@@ -448,7 +449,7 @@ impl Governor {
         }
     }
 
-    /// The slots as they were just read, slot 0 among them; one that is left out counts as unchanged.
+    /// Takes the slots as just read, including slot 0. An omitted slot counts as unchanged.
     pub fn heard(&mut self, now: Time, read: Result<&[(u16, &[u8])], ReadFailed>) {
         let Ok(slots) = read else {
             self.frozen = true;
@@ -456,7 +457,7 @@ impl Governor {
             return;
         };
         if core::mem::take(&mut self.frozen) {
-            // What hung with our reads has come back with them: how long it took says nothing of now.
+            // An I/O that hung together with our reads is complete now; its duration does not describe the present.
             let _hung = self.disks.meter();
             self.pace.ticked(now, self.engaged, false, self.cost(false));
         }
@@ -480,7 +481,7 @@ impl Governor {
             .extend(lost.map(|&(host, left)| GovernorEvent::HostLost { host, left }));
         self.met |= !news.seen.is_empty();
         if news.doubled {
-            // Whoever has our name as well keeps it; ours is the next.
+            // If another daemon has our name, it keeps it; we take the next one.
             self.settings.host = u128::from_be_bytes(self.settings.host)
                 .wrapping_add(1)
                 .to_be_bytes();
@@ -503,7 +504,7 @@ impl Governor {
         }
     }
 
-    /// Decides anew. To be called when the deadline has come, after the slots were read, if they can be.
+    /// Decides again. Call it at the deadline, after reading the slots, if that is possible.
     pub fn tick(&mut self, now: Time) -> Tick {
         self.notice_pause(now);
         self.ticked = Some(now);
@@ -524,7 +525,7 @@ impl Governor {
             && !self.frozen
             && let Some(left) = self.peers.first_to_die()
         {
-            // The next look may be a second after that.
+            // The next tick may be a second later.
             self.pace.look_at(now + left + Span::from_millis(1));
         }
         self.notice_mute(now);
@@ -537,7 +538,7 @@ impl Governor {
         }
     }
 
-    /// Whether the slot of the last tick was written.
+    /// Reports whether the slot of the last tick was written.
     pub fn published(&mut self, now: Time, ok: bool) {
         let part = self.pending.take();
         if ok {
@@ -548,12 +549,12 @@ impl Governor {
         }
     }
 
-    /// When it next demands [`Governor::tick`].
+    /// The time of the next call of [`Governor::tick`].
     pub fn deadline(&self) -> Time {
         self.pace.deadline()
     }
 
-    /// Our last slot: who reads it divides our part at once. For a daemon that stops.
+    /// The final slot of a stopping daemon. Other hosts divide our part as soon as they read it.
     pub fn leave(&mut self) -> [u8; SLOT] {
         self.sequence += 1;
         let mut record = self.record();
@@ -562,8 +563,8 @@ impl Governor {
         record.encode()
     }
 
-    /// Whether this disk's reservation can be promised beside all others. `key`: if it is known already, its old
-    /// reservation does not count.
+    /// Whether this disk's reservation can be accepted together with all others. `key`: the disk, if it is known
+    /// already; its old reservation then does not count.
     pub fn admit(&self, key: Option<DiskKey>, policy: &Policy) -> Admission {
         let (own, foreign) = self.all_disks();
         let mut unit_cost = 1.0;

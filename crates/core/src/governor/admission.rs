@@ -1,35 +1,35 @@
 //! Admission control of reservations.
 //!
-//! `disk set --reservation` asks before it says yes. Promises are weighed in what they cost the datastore, over all
-//! disks of all hosts that are known, against what the datastore was seen to do.
+//! `disk set --reservation` calls it before it accepts a reservation. It compares the cost of the reservations of all
+//! known disks on all hosts with the datastore's observed throughput.
 //!
 //! # Units
-//! Reservations in units a second, what they cost and capacity in reference I/Os a second.
+//! Reservations in units a second; their cost and the capacity in reference I/Os a second.
 
 use super::number::whole;
 
-/// The part of the highest throughput seen that reservations may take. The rest is for slow days and for disks
-/// without a reservation. Origin: chosen; no measurement.
+/// The part of the observed peak throughput that reservations may take. The rest covers slow days and disks without a
+/// reservation. Origin: chosen; no measurement.
 const PROMISED: f64 = 0.8;
 
-/// An answer to a reservation.
+/// The decision on a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// The datastore was seen to be able to.
+    /// The datastore has reached the necessary throughput.
     Verified,
-    /// It was never driven to its most: nobody knows yet.
+    /// The datastore was never saturated: its capacity is unknown.
     Unverified,
-    /// All promises together would be more than it can keep.
+    /// All reservations together would exceed the capacity.
     Refused {
-        /// What all reservations, this one included, cost a second.
+        /// The cost of all reservations, including this one, per second.
         reserved: u64,
-        /// What may be promised.
+        /// The capacity for reservations.
         capacity: u64,
     },
 }
 
-/// Answers. `reserved`: what the others' reservations cost; `peak`: the most seen, `saturated`: that it is the
-/// datastore's most and not the load's.
+/// Decides on a reservation. `reserved`: the cost of the others; `peak`: the highest observed throughput; `saturated`:
+/// whether the datastore and not the load limited it.
 pub fn admit(reserved: f64, asked: f64, peak: f64, saturated: bool) -> Admission {
     let capacity = PROMISED * peak;
     if asked <= 0.0 {
@@ -47,7 +47,7 @@ pub fn admit(reserved: f64, asked: f64, peak: f64, saturated: bool) -> Admission
     }
 }
 
-/// By how much reservations must shrink while they cannot all be met, 0 to 1. `now`: what is being done at this moment.
+/// The factor by which reservations shrink if they cannot all be met, 0 to 1. `now`: the current throughput.
 pub fn feasible(reserved: f64, peak: f64) -> f64 {
     if reserved <= 0.0 || peak <= 0.0 {
         return 1.0;

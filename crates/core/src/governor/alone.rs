@@ -1,7 +1,7 @@
 //! The control law of a host that cannot read the other hosts' slots.
 //!
-//! The governor calls [`step`] once a second after its reads have failed for a lease. Every host then follows its own
-//! latency; shares still matter, through a small addend, though far more slowly and less exactly than by division.
+//! The governor calls [`step`] once a second after its reads have failed for a lease. Each host then follows its own
+//! latency. Shares still have an effect through a small addend, though slower and less exact than by division.
 //!
 //! # Units
 //! As [`super::window`].
@@ -14,7 +14,8 @@ const GAIN: f64 = 0.8;
 /// Shares that count as one unit of PARDA's addend: those of a normal disk. Origin: chosen; no measurement.
 const SHARES: f64 = 1_000.0;
 
-/// This host's window after one second by itself. `shares`: those of its active disks. No latency: it stays.
+/// This host's window after one second without other hosts. `shares`: those of its active disks. Without latency the
+/// window stays.
 pub fn step(window: f64, target: f64, latency: f64, shares: f64, most: f64) -> f64 {
     if latency <= 0.0 {
         return window;

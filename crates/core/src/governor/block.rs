@@ -1,10 +1,10 @@
 //! A 4 KiB block that hosts exchange over a datastore: magic, version, fields and a checksum.
 //!
-//! [`super::slot`] and [`super::lease`] say which fields there are, and what is believed of their numbers.
+//! [`super::slot`] and [`super::lease`] define the fields and the bounds of their values.
 //!
 //! # Always true
-//! - `Reader::open` answers for any bytes of any length, and never panics.
-//! - Of a block that another version wrote nothing is read but that version.
+//! - `Reader::open` returns a result for any bytes of any length, and never panics.
+//! - Of a block from another version, only the version is read.
 //!
 //! # Picture
 //! ```text
@@ -16,35 +16,35 @@
 //! # Units
 //! Little-endian.
 
-/// A block's length. A datastore writes it whole, or its checksum shows that it did not. Origin: the file format,
+/// A block's length. A datastore writes it whole, or the checksum detects that it did not. Origin: the file format,
 /// version 1.
 pub const BLOCK: usize = 4096;
 
 const CRC_AT: usize = BLOCK - 4;
 
-/// Why bytes are not a record.
+/// Why bytes are not a valid record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unreadable {
-    /// All zero: nobody has it.
+    /// All zero: unused.
     Empty,
-    /// Not of a block's length.
+    /// Shorter or longer than a block.
     Short,
-    /// Something else lies there.
+    /// Another kind of data.
     Foreign,
-    /// Of a version that this program does not know.
+    /// A version that this program does not know.
     Newer(u16),
-    /// Half of it is old, or bits have turned.
+    /// Partly old, or corrupted.
     Torn,
 }
 
-/// Writes one field after the other.
+/// Writes one field after another.
 pub(super) struct Writer {
     bytes: [u8; BLOCK],
     at: usize,
 }
 
 impl Writer {
-    /// An empty block of that kind.
+    /// An empty block of this kind.
     pub(super) fn new(magic: [u8; 8], version: u16) -> Writer {
         let mut out = Writer {
             bytes: [0; BLOCK],
@@ -60,26 +60,26 @@ impl Writer {
         self.at += field.len();
     }
 
-    /// Goes on at that byte.
+    /// Moves to this offset.
     pub(super) fn go_to(&mut self, at: usize) {
         self.at = at;
     }
 
-    /// The block, sealed.
+    /// The finished block, with its checksum.
     pub(super) fn finish(mut self) -> [u8; BLOCK] {
         seal(&mut self.bytes);
         self.bytes
     }
 }
 
-/// Reads one field after the other from a block of full length.
+/// Reads one field after another from a block of full length.
 pub(super) struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
 impl Reader<'_> {
-    /// Checks what every block begins and ends with. The reader stands behind the version.
+    /// Checks the start and the end of a block. The reader is then positioned after the version.
     pub(super) fn open(
         bytes: &[u8],
         magic: [u8; 8],
@@ -105,7 +105,7 @@ impl Reader<'_> {
         Ok(from)
     }
 
-    /// From that byte of a block on, whatever its checksum says; none if it is no block of that kind.
+    /// A reader at this offset that ignores the checksum; `None` if the block is of another kind.
     pub(super) fn peek(bytes: &[u8], magic: [u8; 8], at: usize) -> Option<Reader<'_>> {
         (bytes.len() == BLOCK && bytes[..8] == magic).then_some(Reader { bytes, at })
     }
@@ -117,13 +117,13 @@ impl Reader<'_> {
         field
     }
 
-    /// Goes on at that byte.
+    /// Moves to this offset.
     pub(super) fn go_to(&mut self, at: usize) {
         self.at = at;
     }
 }
 
-/// Puts the checksum behind everything.
+/// Writes the checksum at the end.
 pub(super) fn seal(bytes: &mut [u8; BLOCK]) {
     let sum = crc32c(&bytes[..CRC_AT]);
     bytes[CRC_AT..].copy_from_slice(&sum.to_le_bytes());
@@ -201,10 +201,6 @@ mod tests {
         );
         let mut torn = bytes;
         torn[9] ^= 1;
-        assert_eq!(
-            why(&torn),
-            Some(Unreadable::Torn),
-            "nothing of it is believed"
-        );
+        assert_eq!(why(&torn), Some(Unreadable::Torn), "none of it is used");
     }
 }

@@ -1,5 +1,5 @@
-//! Conversions between the fields of slot 0, the settings, and the values that the control laws use. [`Dither`] moves
-//! the window a little on purpose.
+//! Conversions between the fields of slot 0, the settings, and the values of the control laws. [`Dither`] varies the
+//! window slightly to learn.
 
 use super::Threshold;
 use super::learn::Factors;
@@ -15,7 +15,7 @@ const COST: f64 = 256.0;
 
 /// Ticks of one dither. Origin: chosen; no measurement.
 const DITHER_TICKS: u32 = 5;
-/// The least length of a dither. Origin: calm hosts read once a second ([`super::pace`]), and must take part.
+/// The minimum length of a dither. Origin: calm hosts read once a second ([`super::pace`]), and must take part.
 const DITHER_HEARD: Span = Span::from_secs(1);
 /// The time between two dithers. Origin: chosen; no measurement.
 const DITHER_EVERY: Span = Span::from_secs(60);
@@ -47,12 +47,12 @@ pub(super) fn words(threshold: Threshold) -> (u8, u64) {
 }
 
 impl Common {
-    /// How far control goes.
+    /// The mode of control.
     pub fn mode(&self) -> Mode {
         mode(self.mode)
     }
 
-    /// Where it engages.
+    /// The congestion threshold.
     pub fn threshold(&self) -> Threshold {
         match self.threshold_mode {
             0 => Threshold::Auto,
@@ -62,7 +62,7 @@ impl Common {
     }
 }
 
-/// The threshold before pressure: where it is fixed, that; else what was found, `auto`.
+/// The threshold before pressure: the fixed one, or else the automatic one, `auto`.
 pub(super) fn target(common: &Common, auto: f64) -> f64 {
     match common.threshold_mode {
         1 => real(common.threshold),
@@ -70,7 +70,7 @@ pub(super) fn target(common: &Common, auto: f64) -> f64 {
     }
 }
 
-/// Costs as the learner has them.
+/// The costs in the learner's form.
 pub(super) fn factors(costs: &CostModel) -> Factors {
     Factors {
         read: real(costs.read_base) / COST,
@@ -80,7 +80,7 @@ pub(super) fn factors(costs: &CostModel) -> Factors {
     }
 }
 
-/// Costs as the schedulers have them. What is sequential keeps its proportion; transfer times are not learned.
+/// The costs in the schedulers' form. Sequential costs keep their proportion; transfer times are not learned.
 pub(super) fn costs(kind: &CostModel, factors: &Factors) -> CostModel {
     let units = |cost: f64| whole(cost * COST + 0.5).max(1);
     let (read_base, write_base) = (units(factors.read), units(factors.write));
@@ -95,20 +95,20 @@ pub(super) fn costs(kind: &CostModel, factors: &Factors) -> CostModel {
     }
 }
 
-/// The window a tenth wider, then a minute later a tenth narrower, and so on: shows what the curve is like beside where
-/// we are. The host with the least name does it; the others see it in its slot and do the same.
+/// Makes the window a tenth wider, a minute later a tenth narrower, and so on, to learn the curve around the current
+/// point. The host with the least name leads; the others follow its slot.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Dither {
     next: Option<Time>,
     left: u32,
     heard: Time,
     wider: bool,
-    /// What the leader's slot says, if we do not lead.
+    /// The leader's direction, if this host follows.
     follow: Option<bool>,
 }
 
 impl Dither {
-    /// One tick of the law. `leader`: what the leading host's flags are, if that is another one.
+    /// One tick of the law. `leader`: the leading host's flags, if another host leads.
     pub(super) fn tick(&mut self, now: Time, leader: Option<Flags>) {
         self.follow = None;
         if let Some(flags) = leader {
@@ -131,7 +131,7 @@ impl Dither {
         }
     }
 
-    /// Not engaged: there is no window to move.
+    /// Stops, because control is not engaged.
     pub(super) fn stop(&mut self) {
         *self = Dither {
             wider: self.wider,
@@ -139,7 +139,7 @@ impl Dither {
         };
     }
 
-    /// Whether the window is being moved, and if so, whether wider.
+    /// Whether the window is being varied, and if so, whether it is wider.
     pub(super) fn on(&self) -> Option<bool> {
         if self.left > 0 {
             Some(self.wider)
@@ -148,7 +148,7 @@ impl Dither {
         }
     }
 
-    /// By what the window is multiplied.
+    /// The factor for the window.
     pub(super) fn factor(&self) -> f64 {
         match self.on() {
             Some(true) => 1.0 + DITHER,
@@ -158,7 +158,7 @@ impl Dither {
     }
 
     pub(super) fn flags(&self) -> Flags {
-        // Only what we lead is told: a follower's word would keep itself alive.
+        // Only the leader publishes it: followers would keep each other going.
         let leading = self.left > 0;
         let flags = Flags::default().with(Flags::WIDER, leading && self.wider);
         flags.with(Flags::NARROWER, leading && !self.wider)

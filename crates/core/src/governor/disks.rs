@@ -1,10 +1,10 @@
 //! The load of this host's disks, from the schedulers' usage reports.
 //!
-//! The governor hands in every report ([`Disks::saw`]) and takes sums once a tick ([`Disks::meter`]).
+//! The governor passes every report to [`Disks::saw`] and reads the sums once a tick ([`Disks::meter`]).
 //!
 //! # Always true
-//! - A demand rises at once and halves in a tenth of a second of time, however often reports come.
-//! - A disk that no report has named for two seconds is forgotten.
+//! - A demand rises at once and halves in a tenth of a second, regardless of the frequency of reports.
+//! - A disk without reports for two seconds is removed.
 //!
 //! # Units
 //! Costs in reference I/Os, latencies in nanoseconds.
@@ -24,12 +24,12 @@ const HALF_LIFE: Span = Span::from_millis(100);
 /// The half-life of a disk's average use: longer than a burst, and shorter than a disk should wait for its part.
 /// Origin: simulation (`sioc-4`, `vmmark-tiles`; decisions/0014).
 const USE_HALF_LIFE: Span = Span::from_millis(500);
-/// A disk without reports for so long is forgotten. Origin: chosen; no measurement.
+/// A disk without reports for this long is removed. Origin: chosen; no measurement.
 const FORGOTTEN: Span = Span::from_secs(2);
 /// A disk with at least this demand counts as active. A rare small I/O should not wake every host. Origin: chosen; no
 /// measurement.
 const AWAKE: f64 = 0.25;
-/// The I/Os that a latency percentile needs at least; with fewer, more time is collected. Origin: chosen; no
+/// The minimum number of I/Os for a latency percentile; with fewer, the collection continues. Origin: chosen; no
 /// measurement.
 const IOS: u64 = 32;
 /// The time after which fewer I/Os are enough. Origin: chosen; no measurement.
@@ -39,7 +39,7 @@ const COST: f64 = 256.0;
 /// Buckets of latency, as schedulers count them: number `i` ends at 2^i us.
 pub(super) const BUCKETS: usize = 32;
 
-/// One of our disks.
+/// A disk of this host.
 #[derive(Clone, Debug)]
 pub(super) struct Disk {
     pub(super) key: DiskKey,
@@ -48,14 +48,14 @@ pub(super) struct Disk {
     pub(super) limit: u64,
     pub(super) target: Span,
     pub(super) demand: f64,
-    /// What it got through, reference I/Os a second, lately.
+    /// Its recent throughput, in reference I/Os a second.
     pub(super) rate: f64,
     /// The same in units.
     pub(super) units: f64,
     pub(super) unit_cost: f64,
     pub(super) awake: bool,
     pub(super) part: f64,
-    /// What it had in flight on average, lately.
+    /// Its recent average I/O in flight.
     pub(super) uses: f64,
     seen: Time,
     latencies: [f64; BUCKETS],
@@ -65,7 +65,7 @@ pub(super) struct Disk {
     unmet: bool,
 }
 
-/// What a disk did in the second under way.
+/// A disk's counts in the current second.
 #[derive(Clone, Copy, Debug, Default)]
 struct Second {
     span: u64,
@@ -73,7 +73,7 @@ struct Second {
     waited: u64,
 }
 
-/// What all of them did between two ticks.
+/// The sums of all disks between two ticks.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Meter {
     pub(super) in_flight: f64,
@@ -81,22 +81,22 @@ pub(super) struct Meter {
     pub(super) ios: f64,
     pub(super) latency: f64,
     pub(super) p99: f64,
-    /// I/Os waited for their turn or the window.
+    /// Whether I/Os waited for priority or the window.
     pub(super) held: bool,
 }
 
-/// A change of load that a usage report shows.
+/// A change of load in a usage report.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LoadChange {
-    /// A disk woke, fell idle, came, went, or has another policy.
+    /// A disk became active or idle, was added or removed, or has another policy.
     pub(super) changed: bool,
-    /// Mean latency of this report; 0 if it had too few I/Os to tell.
+    /// Mean latency of this report; 0 if it had too few I/Os.
     pub(super) latency: f64,
 }
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Disks {
-    /// By key.
+    /// Sorted by key.
     pub(super) all: Vec<Disk>,
     last: Option<Time>,
     /// Since the last tick.
@@ -104,7 +104,7 @@ pub(super) struct Disks {
     cost: f64,
     in_flight: f64,
     held: u64,
-    /// Since there were enough of them.
+    /// Since the last percentile.
     ios: u64,
     latency: f64,
     ios_span: u64,
@@ -113,7 +113,7 @@ pub(super) struct Disks {
 }
 
 impl Disks {
-    /// What the schedulers of all threads counted since the last report.
+    /// Takes the counts of all threads' schedulers since the last report.
     pub(super) fn saw(
         &mut self,
         now: Time,
@@ -160,7 +160,7 @@ impl Disks {
         change
     }
 
-    /// One disk's part of a report; whether something changed that others should know.
+    /// Takes one disk's part of a report. Returns whether a change occurred that other hosts should know.
     fn disk(&mut self, now: Time, usage: &Usage, events: &mut Vec<GovernorEvent>) -> bool {
         let mut changed = false;
         let place = match self.all.binary_search_by_key(&usage.key, |disk| disk.key) {
@@ -201,7 +201,7 @@ impl Disks {
         changed
     }
 
-    /// What all disks did since this was last asked. Without a report in between: what was said then.
+    /// The sums since the last call. Without a report in between: the previous result.
     pub(super) fn meter(&mut self) -> Meter {
         if self.span == 0 {
             return self.meter;
@@ -226,7 +226,7 @@ impl Disks {
         self.meter
     }
 
-    /// By how much the worst disk misses its latency target; 1: just met, 0: none has one.
+    /// The ratio by which the worst disk misses its latency target; 1: just met, 0: no disk has one.
     pub(super) fn pressure(&self) -> f64 {
         let aimed = self
             .all
@@ -237,7 +237,7 @@ impl Disks {
             .fold(0.0, f64::max)
     }
 
-    /// Shares of the disks that ask for something.
+    /// Shares of the active disks.
     pub(super) fn shares(&self) -> f64 {
         let awake = self.all.iter().filter(|disk| disk.awake);
         awake.map(|disk| f64::from(disk.shares)).sum()
@@ -268,7 +268,7 @@ impl Disk {
         }
     }
 
-    /// What it asks for, with room for its I/Os to come in a crowd where they are not to wait for their turn.
+    /// Its demand, with room for bursts if its I/Os must not wait.
     pub(super) fn asks(&self) -> f64 {
         if self.target > Span::ZERO && self.awake {
             BURST_MARGIN * self.demand + BURST_MARGIN
@@ -294,7 +294,7 @@ impl Disk {
         self.unmet
     }
 
-    /// Keeps count of what administrators demand to hear of.
+    /// Updates the state behind events for administrators.
     fn told(&mut self, usage: &Usage, events: &mut Vec<GovernorEvent>) {
         let kept = left(usage.span, Span::from_secs(1));
         for (sum, &count) in self.latencies.iter_mut().zip(&usage.latency_counts) {
@@ -306,7 +306,7 @@ impl Disk {
             usage.held_ns[Hold::Shares.index()] + usage.held_ns[Hold::Window.index()];
         if self.second.span >= 1_000_000_000 {
             let got = real(self.second.units) * SECOND / real(self.second.span);
-            // Something of it waited all the time, by no limit of its own, and yet it got less than it was promised.
+            // It had queued I/O all the time, not due to its own limit, and yet got less than its reservation.
             let asked = self.second.waited >= self.second.span / 2;
             let unmet = asked && got < 0.95 * f64::from(self.reservation);
             if unmet && !self.unmet {
@@ -316,7 +316,7 @@ impl Disk {
             self.second = Second::default();
         }
         self.burst_most = self.burst_most.max(usage.burst_left);
-        // A few units of grace are no burst that anybody counts on.
+        // A small default burst is not reported.
         if self.limit > 0 && self.burst_most > self.limit {
             let percent = usage.burst_left * 100 / self.burst_most;
             let step = match percent {
@@ -330,7 +330,7 @@ impl Disk {
                     percent: step,
                 });
             }
-            // Told again only after it has clearly refilled.
+            // It is reported again only after a clear refill.
             if step < self.burst_told || percent >= 40 {
                 self.burst_told = step;
             }
@@ -344,7 +344,8 @@ fn wide(cost_ns: u128) -> f64 {
     cost_ns as f64 / COST
 }
 
-/// The latency that `part` of the counted do not exceed, nanoseconds: straight within a bucket; 0 of nothing.
+/// The latency that `part` of the counted I/Os do not exceed, in nanoseconds, interpolated linearly within a bucket; 0
+/// without I/Os.
 fn quantile(buckets: &[f64; BUCKETS], part: f64) -> f64 {
     let rank = part * buckets.iter().sum::<f64>();
     let (mut below, mut start, mut end) = (0.0, 0.0, 1_000.0);

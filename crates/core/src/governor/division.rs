@@ -1,43 +1,43 @@
 //! The division of the cluster's window: water-filling over the demands that all hosts published.
 //!
-//! Every host fills the same vessels with the same water and keeps what falls to its own disks: no leader, and no
-//! message beyond the slot. The governor calls this with its own fresh demands and the others' last records
-//! (claim-first): a disk that wakes has its part before the others know.
+//! Every host computes the same division and uses the parts of its own disks: there is no leader, and no message beyond
+//! the slot. The governor passes its own current demands and the other hosts' last records (claim-first). A disk that
+//! becomes active gets its part before the others know.
 //!
 //! # Always true
-//! - Each disk gets between its floor (reservation, by Little's law) and its ceiling (demand, limit); between them its
-//!   part is proportional to its shares.
-//! - The parts' sum is the window, or the ceilings' sum if that is less: nothing is given to who cannot use it.
-//! - Reservations that do not fit into nine tenths of the window shrink in proportion; a tenth is for the others.
+//! - Each disk gets at least its floor (reservation, by Little's law) and at most its ceiling (demand, limit). In
+//!   between its part is proportional to its shares.
+//! - The sum of the parts is the window, or the sum of the ceilings if that is less: no disk gets more than it can use.
+//! - Reservations beyond nine tenths of the window shrink in proportion; a tenth is for the other disks.
 //!
 //! # Units
 //! Windows and demands in reference I/Os, latencies in nanoseconds, reservations and limits in units a second.
 
 use super::number::SECOND;
 
-/// Halvings of the search for the level: 2^-50 is below what a window can show.
+/// Bisection steps of the search for the level: 2^-50 is below the resolution of a window.
 const STEPS: u32 = 50;
 /// The part of the window that reservations may take. Origin: chosen; no measurement.
 const RESERVED: f64 = 0.9;
-/// A disk is offered this much times its use, and one I/O, so that it can show that it could use more. Origin:
-/// Linux's blk-iocost, which leaves a donor 1.25 times its use.
+/// A disk is offered this much times its use, and one I/O, so that it can show more demand. Origin: Linux's blk-iocost,
+/// which leaves a donor 1.25 times its use.
 const MARGIN: f64 = 1.25;
-/// A disk with less demand asks for nothing. Origin: chosen; no measurement.
+/// A disk with less demand counts as idle. Origin: chosen; no measurement.
 pub const IDLE: f64 = 0.05;
 
-/// What one disk may demand of the window.
+/// One disk's claim on the window.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Demand {
     /// Its weight.
     pub shares: f64,
-    /// At least this.
+    /// The minimum.
     pub least: f64,
-    /// At most this.
+    /// The maximum.
     pub most: f64,
 }
 
 impl Demand {
-    /// From a disk's policy and demand. `residence`: how long a unit of cost stays in flight.
+    /// Computes a claim from a disk's policy and demand. `residence`: how long a unit of cost stays in flight.
     pub fn new(
         shares: u32,
         reservation: u32,
@@ -72,12 +72,12 @@ impl Demand {
 pub struct Division {
     level: f64,
     shrink: f64,
-    /// What nobody asked for.
+    /// The part of the window that no disk demanded.
     pub slack: f64,
 }
 
 impl Division {
-    /// Finds the level at which the parts of `demands` fill `window`.
+    /// Finds the level at which the parts of `demands` sum up to `window`.
     pub fn of(demands: &[Demand], window: f64) -> Division {
         let asked: f64 = demands.iter().map(|demand| demand.most).sum();
         let reserved: f64 = demands.iter().map(|demand| demand.least).sum();
@@ -89,7 +89,7 @@ impl Division {
         if reserved > RESERVED * window {
             division.shrink = RESERVED * window / reserved;
         }
-        // At the level of the fullest vessel all are full.
+        // At the level of the highest ceiling, all disks are at their ceilings.
         let fullest = demands
             .iter()
             .map(|demand| demand.most / demand.shares.max(1.0));
@@ -111,7 +111,7 @@ impl Division {
         division
     }
 
-    /// What falls to one of the disks.
+    /// The part of one disk.
     pub fn part(&self, demand: &Demand) -> f64 {
         (self.level * demand.shares.max(1.0))
             .max(self.shrink * demand.least)

@@ -1,19 +1,19 @@
 //! Detection of external load: I/O on the datastore that no host of the cluster causes.
 //!
-//! The window law takes less when latency is high. If somebody else makes the latency, that helps him and nobody of
-//! ours. But a datastore that has become slower looks the same: much less in flight, much less done, latency at the
-//! threshold; what is in flight is what is done times latency either way. Only a trial tells: with more in flight more
-//! is done where a stranger had the rest, and no more where the datastore does not have it. So the watch waits until
-//! little is in flight for a while, tries half as much again, and only then says that load is external; it then holds
-//! the window at half of what it was, and the proportions between our disks stay.
+//! The window law shrinks the window when latency is high. If another system causes the latency, shrinking helps only
+//! that system. But a slower datastore looks the same: less in flight, less throughput, latency at the threshold. Only
+//! a trial distinguishes them. With more in flight, throughput rises if an outside load used the rest, and not if the
+//! datastore is slower. So the detector waits until little is in flight for a while, and tries half as much again. If
+//! throughput rises, it reports external load. It then holds the window at half of its former size; the proportions
+//! between our disks remain.
 //!
-//! One host watches, the one with the least name; the others do as its slot says.
+//! One host runs the detector, the one with the least name; the others follow its slot.
 //!
 //! # Always true
-//! - Nothing is said and nothing held without a trial in which more, or less, in flight did more, or less.
-//! - A hold is tried anew every 30 s, by a trial with less, and ends when latency is well below the threshold: no
-//!   sawtooth, no hold for ever.
-//! - A trial that finds nothing is not repeated until the window has fallen by half again.
+//! - External load is reported, and a window held, only after a trial in which throughput followed the I/O in flight.
+//! - A held window is tried again every 30 s, by a trial with less. It ends when latency is well below the threshold.
+//!   So it neither oscillates nor lasts forever.
+//! - A failed trial is not repeated until the window has fallen by half again.
 //!
 //! # Picture
 //! ```text
@@ -34,18 +34,17 @@ use super::window::Sight;
 use super::{Governor, GovernorEvent};
 use crate::units::{Span, Time};
 
-/// The I/O in flight must be half of the usual for so long before a trial. The window has followed a passing change
-/// by then. Origin: chosen; no measurement.
+/// The I/O in flight must be half of the usual for this long before a trial. By then the window has followed a passing
+/// change. Origin: chosen; no measurement.
 const LOW_FOR: Span = Span::from_secs(6);
-/// The end of that time, with which a trial is compared. Origin: chosen; no measurement.
+/// The last part of that time, with which a trial is compared. Origin: chosen; no measurement.
 const BEFORE: Span = Span::from_secs(3);
-/// The length of a trial: every host must learn of it and report, and then a tenth must show above the noise of some
-/// hundred I/Os a second. Origin: chosen; no measurement.
+/// The length of a trial. Every host must read it and report, and a tenth must exceed the noise of some hundred I/Os a
+/// second. Origin: chosen; no measurement.
 const TRIAL: Span = Span::from_secs(4);
-/// The first part of a trial, which is not counted: hosts may learn of it a second late. Origin: chosen; no
-/// measurement.
+/// The first part of a trial, which is not counted: hosts may read of it a second late. Origin: chosen; no measurement.
 const HEARD: Span = Span::from_millis(1_500);
-/// Hosts sample often for so long before a trial: a host that learns of it a second late takes another's part until
+/// Hosts sample often for this long before a trial: a host that reads of it a second late takes another's part until
 /// then. Origin: simulation (`row-10-capacity-halves`; decisions/0010).
 const AHEAD: Span = Span::from_millis(1_500);
 /// The time after which a held window is tried again. Origin: chosen; no measurement.
@@ -55,16 +54,16 @@ const STEP: f64 = 1.5;
 /// Throughput follows the window if it moves by this part of the window's move. Less is noise, or a datastore near
 /// its knee; beside an outside load of our size it is half. Origin: chosen; no measurement.
 const FOLLOWS: f64 = 0.2;
-/// The half-life of the usual load: a datastore that ages is not compared with its past. Origin: chosen; no
+/// The half-life of the usual load, because a datastore changes over time. Origin: chosen; no
 /// measurement.
 const USUAL_HALF_LIFE: Span = Span::from_secs(60);
 /// With the window held, latency below this part of the threshold shows that the external load has ended. Origin:
 /// chosen; no measurement.
 const ENDED: f64 = 0.9;
-/// The half-life of the load of now. Origin: chosen; no measurement.
+/// The half-life of the current load. Origin: chosen; no measurement.
 const RECENT_HALF_LIFE: Span = Span::from_millis(500);
 
-/// What was in flight and done on average over some time.
+/// Average I/O in flight and throughput over some time.
 #[derive(Clone, Copy, Debug, Default)]
 struct Mean {
     span: f64,
@@ -83,23 +82,23 @@ impl Mean {
         }
     }
 
-    /// Whether what was done moved along with what was in flight, from `less` to this.
+    /// Whether throughput changed along with the I/O in flight, from `less` to this.
     fn follows(&self, less: &Mean) -> bool {
         let moved = self.in_flight / less.in_flight.max(1e-9) - 1.0;
         let did = self.rate / less.rate.max(1e-9) - 1.0;
-        // What did not move shows nothing.
+        // Without a change in flight there is nothing to compare.
         moved > 0.2 && did >= FOLLOWS * moved
     }
 }
 
-/// The window is `level` for a while; what it was before did `before`.
+/// A trial: the window is `level` for a while; `before` is the average before it.
 #[derive(Clone, Copy, Debug)]
 struct Trial {
     since: Time,
     level: f64,
-    /// Where the window is held if this shows a stranger.
+    /// The window to hold if external load is found.
     hold: f64,
-    /// One is seen already, and less is tried.
+    /// Whether external load is known already, and the trial uses less.
     held: bool,
     before: Mean,
     seen: Mean,
@@ -109,7 +108,7 @@ struct Trial {
 enum Stage {
     #[default]
     Watching,
-    /// Little is in flight, and less is done.
+    /// Little is in flight, and throughput is lower.
     Low {
         since: Time,
         seen: Mean,
@@ -120,7 +119,7 @@ enum Stage {
         level: f64,
         seen: Mean,
     },
-    /// Another host watches, and does this.
+    /// Another host runs the detector, in this state.
     Following {
         level: f64,
         tries: bool,
@@ -128,38 +127,38 @@ enum Stage {
     },
 }
 
-/// What a tick of the law sees.
+/// The input of a tick of the law.
 #[derive(Clone, Copy, Debug)]
 pub struct Round<'a> {
-    /// When it is.
+    /// The current time.
     pub now: Time,
-    /// Since the last.
+    /// The time since the last tick.
     pub elapsed: Span,
-    /// The window as it was before it.
+    /// The window before this tick.
     pub window: f64,
-    /// What all hosts did.
+    /// The sums of all hosts.
     pub sight: &'a Sight,
     /// The threshold, nanoseconds.
     pub target: f64,
-    /// What the datastore needs in flight for nearly all it does, if known.
+    /// The I/O in flight at which the datastore reaches nearly its peak, if known.
     pub knee: Option<f64>,
 }
 
-/// The watch over a window that has become small.
+/// The detector of external load.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Watch {
     stage: Stage,
-    /// The most in flight at the threshold, and what was done then.
+    /// The highest I/O in flight at the threshold, with its throughput.
     usual: Sight,
     lately: Sight,
-    /// The window, lately.
+    /// The recent window.
     window: f64,
     nears_trial: bool,
 }
 
 impl Watch {
-    /// One tick of the law. `watches`: it is for this host to watch. Returns whether external load is newly seen or
-    /// newly gone.
+    /// One tick of the law. `watches`: whether this host runs the detector. Returns whether external load has begun or
+    /// ended.
     pub fn tick(&mut self, round: &Round<'_>, watches: bool) -> Option<bool> {
         let was = self.on();
         if round.sight.latency > 0.0 {
@@ -177,7 +176,7 @@ impl Watch {
         (self.on() != was).then_some(self.on())
     }
 
-    /// Another host watches: it tries or holds this window. Returns as [`Watch::tick`].
+    /// Follows another host's detector, which tries or holds this window. Returns as [`Watch::tick`].
     pub fn follow(&mut self, level: f64, tries: bool, on: bool) -> Option<bool> {
         let was = self.on();
         self.nears_trial = false;
@@ -185,7 +184,7 @@ impl Watch {
         (on != was).then_some(on)
     }
 
-    /// Keeps what is usual and how it is lately.
+    /// Updates the usual and the recent load.
     fn notice(&mut self, round: &Round<'_>) {
         let (sight, elapsed) = (round.sight, round.elapsed);
         let kept = left(elapsed, RECENT_HALF_LIFE);
@@ -218,7 +217,7 @@ impl Watch {
 
     fn next(&mut self, round: &Round<'_>) -> Stage {
         let now = round.now;
-        // A long silence says no more than a second of it.
+        // A long interval counts as one second at most.
         let elapsed = round.elapsed.min(Span::from_secs(1));
         let half = 0.5 * round.knee.unwrap_or(f64::MAX).min(self.usual.in_flight);
         let is_low = self.is_low(round.target, half);
@@ -301,7 +300,7 @@ impl Watch {
                 seen: Mean::default(),
             };
         }
-        // As it is now is how it is usual from now on.
+        // The current load becomes the usual one.
         self.usual = Sight {
             in_flight: less.in_flight,
             rate: less.rate,
@@ -310,7 +309,7 @@ impl Watch {
         Stage::Watching
     }
 
-    /// Whether our hosts fill their windows, and yet have half of what is usual in flight, and do much less.
+    /// Whether our hosts fill their windows, have half of the usual I/O in flight, and reach much less throughput.
     fn is_low(&self, target: f64, half: f64) -> bool {
         let lately = &self.lately;
         lately.latency >= 0.75 * target
@@ -319,7 +318,7 @@ impl Watch {
             && lately.rate <= 0.8 * self.usual.rate
     }
 
-    /// What the cluster's window is to be now, if that is not for the law to say.
+    /// The cluster's window, if the detector and not the law sets it.
     pub fn level(&self) -> Option<f64> {
         match self.stage {
             Stage::Watching | Stage::Low { .. } => None,
@@ -329,12 +328,12 @@ impl Watch {
         }
     }
 
-    /// Whether this host tries or holds, and others are to follow.
+    /// Whether this host tries or holds a window that the others must follow.
     pub fn leads(&self) -> bool {
         matches!(self.stage, Stage::Trying(_) | Stage::Holding { .. })
     }
 
-    /// Whether a trial is under way, here or led by another.
+    /// Whether a trial is in progress, on this host or another.
     pub fn tries(&self) -> bool {
         matches!(
             self.stage,
@@ -342,12 +341,12 @@ impl Watch {
         )
     }
 
-    /// Whether a trial is near, so that all should be awake when it begins.
+    /// Whether a trial begins soon, so that all hosts should tick fast.
     pub fn nears_trial(&self) -> bool {
         self.nears_trial
     }
 
-    /// Whether external load is seen.
+    /// Whether external load is present.
     pub fn on(&self) -> bool {
         match self.stage {
             Stage::Watching | Stage::Low { .. } => false,
@@ -359,7 +358,7 @@ impl Watch {
 }
 
 impl Governor {
-    /// One host watches for load that is not ours, and tries; the others do what its slot says.
+    /// Runs the detector on one host; the others follow its slot.
     pub(super) fn watch_strangers(&mut self, now: Time, knee: Option<f64>) -> Option<bool> {
         let own = self.settings.host;
         let engaged = || {
@@ -369,7 +368,7 @@ impl Governor {
         };
         let tries =
             |record: &&Record| record.flags.has(Flags::TRYING) || record.flags.has(Flags::EXTERNAL);
-        // Who is at it goes on, though another with a lesser name has joined since.
+        // The host that has begun continues, even if a host with a lesser name has joined since.
         let at_it = engaged().filter(tries).min_by_key(|record| record.host);
         if let Some(record) = at_it.filter(|record| !self.watch.leads() || record.host < own) {
             let (level, flags) = (record.cluster, record.flags);
@@ -388,7 +387,7 @@ impl Governor {
         self.watch.tick(&round, watches)
     }
 
-    /// Looks for strangers from the beginning; nothing is held for them any more.
+    /// Resets the detector; no window is held any more.
     pub(super) fn forget_strangers(&mut self) {
         if self.watch.on() {
             self.events.push(GovernorEvent::ExternalLoad { on: false });

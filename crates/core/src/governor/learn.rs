@@ -1,13 +1,13 @@
 //! The learner of I/O costs: it fits what each kind of I/O costs this datastore from measured throughput.
 //!
-//! While this host's window binds and stays the same, each tenth of a second brings it the same amount of service;
-//! what it brought in reads, writes and bytes varies. So the costs are those numbers that make every such moment cost
-//! the same: a small least-squares fit ([`Fit`]), pulled towards what was believed before (ridge), moved towards
-//! slowly ([`Learner`]).
+//! While this host's window limits it and stays the same, each tenth of a second has the same amount of service. The
+//! mix of reads, writes and bytes varies. The costs are those values that make every such interval cost the same. A
+//! small least-squares fit finds them ([`Fit`]), with a ridge towards the former values. [`Learner`] moves towards the
+//! fit slowly.
 //!
 //! # Always true
-//! - A write costs 0.5 to 20 small reads, whatever the fit says; nothing moves by more than a tenth a minute.
-//! - A load that always has the same mix teaches nothing: the fit then stays where it was.
+//! - A write costs 0.5 to 20 small reads, whatever the fit; no cost moves by more than a tenth a minute.
+//! - A load with a constant mix contains no information: the fit then stays unchanged.
 //!
 //! # Units
 //! Relative to a 4 KiB random read.
@@ -19,15 +19,15 @@ use crate::units::Span;
 pub const FEATURES: usize = 4;
 /// The weight of the former factors in a fit, in bins of full service. Origin: chosen; no measurement.
 const RIDGE: f64 = 0.02;
-/// The bins that a fit needs at least: ten seconds of them. Origin: chosen; no measurement.
+/// The minimum number of bins for a fit: ten seconds of them. Origin: chosen; no measurement.
 const MOMENTS: u32 = 100;
 
-/// What costs what, relative to a 4 KiB random read.
+/// Relative costs; a 4 KiB random read is 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Factors {
-    /// A read, its bytes aside.
+    /// A read, without its bytes.
     pub read: f64,
-    /// A write, its bytes aside.
+    /// A write, without its bytes.
     pub write: f64,
     /// 64 KiB read.
     pub bytes_read: f64,
@@ -50,7 +50,7 @@ pub struct Fit {
 }
 
 impl Fit {
-    /// One moment of full service, and what it brought.
+    /// Adds one interval of full service with its I/Os.
     pub fn add(&mut self, brought: [f64; FEATURES]) {
         for (row, &left) in self.products.iter_mut().zip(&brought) {
             for (cell, &right) in row.iter_mut().zip(&brought) {
@@ -63,15 +63,15 @@ impl Fit {
         self.moments += 1;
     }
 
-    /// How many moments there are.
+    /// The number of intervals.
     pub fn moments(&self) -> u32 {
         self.moments
     }
 
-    /// The costs that make all moments alike, near `believed` where the moments do not say. The read's is 1.
+    /// The costs that make all intervals equal, near `believed` where the data do not determine them. A read costs 1.
     pub fn solve(&self, believed: &Factors) -> Option<Factors> {
         let prior = believed.array();
-        // What a moment cost on average, as believed: makes the belief a guess at the fit's own scale.
+        // The mean cost of an interval with the former costs, which scales them to the fit.
         let mean: f64 = self
             .sums
             .iter()
@@ -86,7 +86,7 @@ impl Fit {
         for (at, row) in rows.iter_mut().enumerate() {
             row[..FEATURES].copy_from_slice(&self.products[at]);
             row[FEATURES] = self.sums[at];
-            // Weighed against what a moment would hold of this kind alone.
+            // Weighted by the I/O of this kind alone that an interval would contain.
             let alone = mean / prior[at].max(1e-3);
             let weight = RIDGE * alone * alone;
             row[at] += weight;
@@ -108,7 +108,7 @@ impl Fit {
     }
 }
 
-/// Gauss, with the largest pivot first. None if nothing can be told.
+/// Gaussian elimination with the largest pivot first. `None` if the system is singular.
 fn eliminate(mut rows: [[f64; FEATURES + 1]; FEATURES]) -> Option<[f64; FEATURES]> {
     for column in 0..FEATURES {
         let size = |row: &usize| rows[*row][column].abs();
@@ -134,7 +134,7 @@ fn eliminate(mut rows: [[f64; FEATURES + 1]; FEATURES]) -> Option<[f64; FEATURES
     Some(solved)
 }
 
-/// Costs on their slow way to what the fits say.
+/// Costs that move slowly towards the fits.
 #[derive(Clone, Copy, Debug)]
 pub struct Learner {
     now: Factors,
@@ -143,7 +143,7 @@ pub struct Learner {
 }
 
 impl Learner {
-    /// From what the kind of datastore suggests.
+    /// Starts with the costs of the kind of datastore.
     pub fn new(start: Factors) -> Learner {
         Learner {
             now: start,
@@ -152,17 +152,17 @@ impl Learner {
         }
     }
 
-    /// What is believed now.
+    /// The current costs.
     pub fn factors(&self) -> Factors {
         self.now
     }
 
-    /// What the last fit said, if there was one: published, for the others' median.
+    /// The last fit, if any. It is published, for the median of all hosts.
     pub fn found(&self) -> Option<Factors> {
         self.goal
     }
 
-    /// One moment of full service with the window as it was.
+    /// Adds one interval of full service with an unchanged window.
     pub fn add(&mut self, brought: [f64; FEATURES]) {
         self.fit.add(brought);
         if self.fit.moments() >= MOMENTS {
@@ -171,7 +171,7 @@ impl Learner {
         }
     }
 
-    /// The window has moved: what was gathered is not comparable with what comes.
+    /// Discards the intervals so far, because the window has changed and they are not comparable with later ones.
     pub fn interrupt(&mut self) {
         self.fit = Fit::default();
     }

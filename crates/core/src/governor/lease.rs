@@ -1,33 +1,32 @@
 //! The lease of a disk: which host may write, decided by reads and writes of one block on the datastore.
 //!
-//! The engine keeps one block for each disk (`.tidegate/leases/`) and carries out what [`Lease::next`] says: read the
-//! block, write it, or wait. Before every write to the disk it asks [`Lease::may_write`]. No wall clock, no
-//! compare-and-swap, no word from host to host.
+//! The engine stores one block for each disk (`.tidegate/leases/`) and does what [`Lease::next`] returns: read the
+//! block, write it, or wait. Before every write to the disk it calls [`Lease::may_write`]. The protocol needs no wall
+//! clock, no compare-and-swap, and no messages between hosts.
 //!
 //! # Always true
-//! - At no moment may two hosts write, however long I/Os take, whichever fail (and land later all the same), and however
-//!   long a daemon stands still: for claims with the full wait. Claims that wait less ([`Contest`]) need what is said
-//!   there.
-//! - A holder's time counts from the START of the read in which it last found its own record, and only once the write
-//!   after that read has succeeded, all before the time ran out. A taker's counts from the END of its own I/O.
-//! - A claim is believed only when exactly this claim, by its sequence number, is found after the wait.
-//! - The same host's record is another's until a lock of the kernel proves that the daemon that wrote it has ended: the
-//!   identity of a host is copied with its files, a lock is not.
-//! - A lease that ran out is regained ([`Lease::regain`]) only when nobody else can have held it in between.
+//! - Two hosts can never write at the same time. This holds for any I/O duration, for failed I/Os that land later, and
+//!   for paused daemons, if claims wait in full. Claims that wait less ([`Contest`]) need the conditions stated there.
+//! - A holder's lease counts from the START of the read that last found its own record. It counts only once the next
+//!   write has succeeded, all before the lease expired. A taker's wait counts from the END of its own I/O.
+//! - A claim is confirmed only if exactly this claim, by its sequence number, is found after the wait.
+//! - A record of the same host counts as another host's until a kernel lock proves that its daemon has ended. A copied
+//!   machine has the same identity, but not the lock.
+//! - An expired lease is regained ([`Lease::regain`]) only if no other host can have held it in between.
 //!
-//! Why two cannot hold: between the landing of a claim and the read that confirms it, longer than a lease, the block
-//! shows that claim all the time (each write lands once). A holder that reads in this time sees it and stops. One that
-//! does not read in this time has not renewed for a lease, and has stopped.
+//! Why two hosts cannot hold it: between a claim and the read that confirms it lies more than a lease. The block shows
+//! the claim during that time, because each write lands once. A holder that reads in this time sees the claim and
+//! stops. A holder that does not read has not renewed for a lease, and has stopped.
 //!
 //! # What remains
-//! Two windows that no block can close; both end at the datastore, not here:
-//! - from the clock reading that `may_write` was given to the submission of the write: a daemon that stands still
-//!   exactly there, for longer than what is left of its lease, writes late. The engine reads the clock as the last thing
-//!   before it submits, so these are its instructions from there to the system call;
-//! - from submission to landing: `may_write` says no [`Terms::landing`] before the lease ends, so a write may be under
-//!   way for that long. One that takes longer (a network that delivers late) lands late.
+//! Two windows that no block can close; the datastore must close both:
+//! - from the clock reading passed to `may_write` to the submission of the write. A daemon that is paused exactly
+//!   there, for longer than the rest of its lease, writes late. The engine reads the clock last before it submits, so
+//!   only a few instructions are in the window;
+//! - from submission to landing. `may_write` refuses from [`Terms::landing`] before the end of the lease, so a write
+//!   may take that long. A slower one (a network that delivers late) lands late.
 //!
-//! Where writes can land later than that, take-over is safe only if the datastore itself refuses the old host.
+//! If writes can land later than that, take-over is safe only if the datastore itself fences the old host.
 //!
 //! # Picture
 //! ```text
@@ -42,8 +41,8 @@
 //! ```
 //!
 //! # Source
-//! The delta lease of sanlock, after Chockler and Malkhi, "Light-weight leases for storage-centric coordination" (2004);
-//! the argument above is ours, for writes that may land late.
+//! The delta lease of sanlock, after Chockler and Malkhi, "Light-weight leases for storage-centric coordination"
+//! (2004). The argument above for writes that land late is our own.
 
 mod record;
 
@@ -52,79 +51,79 @@ use super::slot::{SLOT, Unreadable};
 use crate::units::{Span, Time};
 pub use record::{Holder, Record};
 
-/// Renewals in the time of a lease: four failures in a row are survived. Origin: chosen; no measurement.
+/// Renewals per lease: four consecutive failures are survived. Origin: chosen; no measurement.
 const RENEWALS: u64 = 5;
-/// Attempts in the time of a lease after a failure. Origin: chosen; no measurement.
+/// Attempts per lease after a failure. Origin: chosen; no measurement.
 const RETRIES: u64 = 20;
 
-/// How patient everybody is.
+/// The times of the protocol, equal on all hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// How long a holder may go on without renewing.
+    /// How long a holder may continue without renewing.
     pub lease: Span,
-    /// How long a write to the disk may be under way: so long before the lease ends no more are begun.
+    /// The maximum duration of a write to the disk. No write starts within this time before the lease ends.
     pub landing: Span,
-    /// How long a claim is waited for where the block is free, or was this host's own.
+    /// How long a claim waits if the block is free, or was this host's own.
     pub contest: Contest,
 }
 
-/// Who else may claim what is free at the same moment.
+/// The other hosts that may claim a free block at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contest {
-    /// Anybody, and writes may land late: a claim waits for a lease.
+    /// Any host, and writes may land late: a claim waits for a lease.
     Late,
-    /// Anybody; but a lease's write, once it was reported failed or its writer's lease has ended, never lands. A claim
+    /// Any host, but a lease write never lands after it was reported as failed or its writer's lease has ended. A claim
     /// waits for this long.
     Brief(Span),
-    /// Nobody: whoever claims it holds a lock at that moment that the datastore enforces. A claim does not wait.
+    /// None: a claimant holds a lock that the datastore enforces. A claim does not wait.
     Nobody,
 }
 
-/// How far an attempt may go.
+/// The conditions under which an attempt may claim the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Intent {
-    /// Only if nobody has it, or an earlier start of this host that has ended, or has been silent for a lease.
+    /// Only if the block is free, or belongs to an earlier start of this host that has ended or was silent for a lease.
     OnlyFree,
-    /// Also from a host that has been silent for a lease.
+    /// Also if its holder has been silent for a lease.
     TakeOver,
 }
 
-/// What is to be done next.
+/// The next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(
     clippy::large_enum_variant,
-    reason = "asked for a few times a second, and never kept"
+    reason = "called a few times a second, and never stored"
 )]
 pub enum Act {
-    /// Read the block, past every cache; then [`Lease::was_read`].
+    /// Read the block, bypassing every cache; then call [`Lease::was_read`].
     Read,
-    /// Write it, durably; then [`Lease::was_written`].
+    /// Write the block durably; then call [`Lease::was_written`].
     Write([u8; SLOT]),
-    /// Nothing before then.
+    /// Wait until this time.
     At(Time),
-    /// Nothing.
+    /// Do nothing.
     Rest,
 }
 
-/// Where we stand.
+/// The state of the lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// Nothing is wanted.
+    /// The lease is not requested.
     Rest,
-    /// It is being looked at or claimed; who has it, as far as is known.
+    /// The lease is being read or claimed; the current holder, as far as known.
     Trying(Option<Holder>),
-    /// It is ours until then, and longer if it is renewed.
+    /// This host holds the lease until this time, or longer if renewed.
     Held(Time),
-    /// It is another host's; whether that host was seen alive.
+    /// Another host holds the lease.
     Refused {
-        /// Which.
+        /// The holder.
         by: Holder,
-        /// It renewed while we looked; else it fell silent.
+        /// Whether it renewed while we read; otherwise it fell silent.
         live: bool,
     },
-    /// It was ours. Another has it, or our time ran out.
+    /// This host held the lease. Another host has it, or it expired.
     Lost(Option<Holder>),
-    /// The block holds something that is no lease of this disk; a person must look.
+    /// The block is not a lease of this disk; an administrator must check it.
     Unreadable(Unreadable),
 }
 
@@ -154,14 +153,14 @@ enum State {
     End(Standing),
 }
 
-/// Another's record, and when the read of it that first showed this sequence number had ended.
+/// Another host's record, and the end of the read that first showed its sequence number.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     record: Record,
     since: Time,
 }
 
-/// One host's dealings with one disk's lease.
+/// One host's state of one disk's lease.
 #[derive(Clone, Debug)]
 pub struct Lease {
     disk: [u8; 16],
@@ -171,16 +170,16 @@ pub struct Lease {
     intent: Intent,
     state: State,
     sequence: u64,
-    /// The last of our records that landed for certain, and before its time was over.
+    /// Our last record that certainly landed before its lease expired.
     landed: u64,
-    /// It was ours, ran out, and is looked at again.
+    /// Whether it expired and is being regained.
     regaining: bool,
-    /// The I/O under way began then.
+    /// The start of the I/O in progress.
     began: Option<Time>,
 }
 
 impl Lease {
-    /// A lease that is not wanted yet.
+    /// A lease that is not requested yet.
     pub fn new(disk: [u8; 16], me: Holder, name: Name, terms: Terms) -> Lease {
         let intent = Intent::OnlyFree;
         Lease {
@@ -197,7 +196,7 @@ impl Lease {
         }
     }
 
-    /// Wants it. Does nothing while it is held or being tried already.
+    /// Requests the lease. Does nothing while it is held or being claimed.
     pub fn want(&mut self, now: Time, intent: Intent) {
         self.intent = intent;
         if let State::Rest | State::End(_) = self.state {
@@ -209,10 +208,10 @@ impl Lease {
         }
     }
 
-    /// Wants it back after its time ran out, for those who relied on it all the while: only if nobody else can have held
-    /// it since. False: that cannot be known any more, and it stays lost.
+    /// Regains the lease after it expired, for callers that relied on it all the time: only if no other host can have
+    /// held it since. False: that is unknown, and the lease stays lost.
     ///
-    /// A write of unknown fate could land on top of another's claim and look as if we had never been away.
+    /// A write of unknown result could land on another host's claim and hide that the lease was lost.
     pub fn regain(&mut self, now: Time) -> bool {
         let ran_out = matches!(self.state, State::End(Standing::Lost(None)));
         if !ran_out || self.regaining || self.landed != self.sequence {
@@ -227,7 +226,8 @@ impl Lease {
         true
     }
 
-    /// Gives it up: from now on nothing may be written to the disk. If it is held, a last write frees the block.
+    /// Releases the lease: from now on no write to the disk may be submitted. If it is held, a last write frees the
+    /// block.
     pub fn release(&mut self) {
         self.state = match self.state {
             State::Held { until, .. } => State::Release { until },
@@ -235,13 +235,13 @@ impl Lease {
         };
     }
 
-    /// Whether a write to the disk may be submitted now, with the clock just read.
+    /// Whether a write to the disk may be submitted now. `now`: a fresh reading of the clock.
     #[inline]
     pub fn may_write(&self, now: Time) -> bool {
         self.write_before().is_some_and(|end| now < end)
     }
 
-    /// Up to when writes to the disk may be submitted, as things stand.
+    /// The time until which writes to the disk may be submitted.
     pub fn write_before(&self) -> Option<Time> {
         match self.state {
             State::Held { until, .. } => {
@@ -252,7 +252,7 @@ impl Lease {
         }
     }
 
-    /// Where we stand.
+    /// The current state.
     pub fn standing(&self, now: Time) -> Standing {
         match self.state {
             State::Rest | State::Release { .. } => Standing::Rest,
@@ -264,7 +264,7 @@ impl Lease {
         }
     }
 
-    /// What is to be done. One I/O at a time: while one is under way, nothing.
+    /// The next action. One I/O at a time: none while one is in progress.
     pub fn next(&mut self, now: Time) -> Act {
         if self.began.is_some() {
             return Act::Rest;
@@ -277,7 +277,7 @@ impl Lease {
             State::Look { .. } | State::Settle { .. } => Act::Read,
             State::Claim { .. } => Act::Write(self.write(false)),
             State::Held { until, .. } | State::Release { until } if now >= until => {
-                // Too late to write anything, our own block included: another may have it.
+                // Too late for any write, also of our own block: another host may have the lease.
                 self.state = State::End(Standing::Lost(None));
                 return Act::Rest;
             }
@@ -292,7 +292,7 @@ impl Lease {
         act
     }
 
-    /// The read has ended. A failed one: none.
+    /// Takes the result of the read; `None` if it failed.
     pub fn was_read(&mut self, now: Time, bytes: Option<&[u8]>) {
         let Some(began) = self.began.take() else {
             return;
@@ -304,7 +304,7 @@ impl Lease {
             Ok(record) if record.disk == self.disk => Some(record),
             Ok(_) => return self.stopped(Standing::Unreadable(Unreadable::Foreign)),
             Err(Unreadable::Empty) => None,
-            // Half a write: the next read shows the whole one. A holder goes on for what is left of its time.
+            // A torn block: the next read shows the whole one. A holder continues for the rest of its lease.
             Err(Unreadable::Torn) => return self.retry(now),
             Err(fault) => return self.stopped(Standing::Unreadable(fault)),
         };
@@ -331,7 +331,7 @@ impl Lease {
                 };
             }
             State::Held { until, again, .. } => match record {
-                // If it ends too late, nothing is written any more: `next` sees to that.
+                // If it completes too late, `next` writes nothing more.
                 Some(found) if self.is(&found) && !found.free => {
                     self.state = State::Held {
                         until,
@@ -345,22 +345,22 @@ impl Lease {
         }
     }
 
-    /// The write has ended.
+    /// Takes the result of the write.
     pub fn was_written(&mut self, now: Time, ok: bool) {
         if self.began.take().is_none() {
             return;
         }
         match self.state {
-            // Later than this another may have held it before our claim landed on top of its own.
+            // Later than this, another host may have held it before our claim overwrote its own.
             State::Claim { read, .. }
                 if self.regaining && (!ok || now.since(read) > self.terms.lease) =>
             {
                 self.stopped(Standing::Lost(None));
             }
-            // It may have landed, or land yet: what the block shows next decides.
+            // It may have landed, or land later: the next read of the block decides.
             State::Claim { .. } if !ok => self.retry(now),
             State::Claim { read, brief } => {
-                // Others read "free" as we did; only a claim that follows its look at once may wait briefly.
+                // Other hosts may have read "free" as well; only a claim directly after its read may wait briefly.
                 let wait = match self.terms.contest {
                     Contest::Nobody if brief => Span::ZERO,
                     Contest::Brief(wait) if brief && now.since(read) <= wait => wait,
@@ -387,14 +387,14 @@ impl Lease {
                 };
             }
             State::Held { .. } => self.retry(now),
-            // Failed, it is not tried again: the others wait for a lease, which is safe at any time.
+            // If it fails, it is not repeated: the other hosts wait for a lease, which is always safe.
             State::Release { .. } => self.state = State::Rest,
-            // Given up while it was under way.
+            // Released while the write was in progress.
             State::Rest | State::Look { .. } | State::Settle { .. } | State::End(_) => {}
         }
     }
 
-    /// Someone's record, or none, was found by a look that may lead to a claim.
+    /// Handles the result of a read that may lead to a claim.
     fn looked(&mut self, began: Time, now: Time, seen: Option<Seen>, record: Option<Record>) {
         if self.regaining {
             let untouched =
@@ -416,8 +416,8 @@ impl Lease {
             };
             return;
         };
-        // Our host's record of an earlier start, or of a copy of this machine or of the daemon's root that still runs. Only
-        // a lock tells which: that of the disk, or the one that the daemon keeps as long as it lives.
+        // A record of this host by an earlier start, or by a copy of this machine or of the daemon's root that still
+        // runs. Only a lock distinguishes them: that of the disk, or the one that the daemon holds while it runs.
         let own = record.holder.host == self.me.host;
         let locked = self.terms.contest == Contest::Nobody || self.me.replaces(&record.holder);
         if record.free || own && locked {
@@ -445,7 +445,7 @@ impl Lease {
                     }),
                 };
             }
-            // It moved while we looked, by the same hand: alive.
+            // The same holder renewed it while we read: it is alive.
             Some(seen) if seen.record.holder == record.holder => {
                 self.state = State::End(Standing::Refused {
                     by: record.holder,
@@ -462,7 +462,7 @@ impl Lease {
         }
     }
 
-    /// An I/O failed: again soon, with what was known.
+    /// An I/O failed: retry soon, with what was known.
     fn retry(&mut self, now: Time) {
         let soon = now + self.part(RETRIES);
         self.state = match self.state {
@@ -510,7 +510,7 @@ impl Lease {
     }
 }
 
-/// A lease and an eighth: two monotonic clocks run apart by far less.
+/// A lease and an eighth, more than two monotonic clocks can diverge.
 fn patient(lease: Span) -> Span {
     lease + Span::from_nanos(lease.as_nanos() / 8)
 }

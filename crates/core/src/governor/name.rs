@@ -1,12 +1,12 @@
 //! A host's name in slots and leases: 64 bytes of printable text.
 //!
 //! # Always true
-//! - Whoever wrote the bytes, [`Name::chars`] gives nothing but printable ASCII.
+//! - [`Name::chars`] returns only printable ASCII, whatever the bytes on the datastore.
 
 /// The most bytes of a host's name.
 pub const LONGEST: usize = 64;
 
-/// What people call a host, cut after [`LONGEST`] bytes.
+/// The display name of a host, cut after [`LONGEST`] bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Name(pub(super) [u8; LONGEST]);
 
@@ -17,7 +17,7 @@ impl Default for Name {
 }
 
 impl Name {
-    /// Of this text.
+    /// The name with this text.
     pub fn new(text: &str) -> Name {
         let mut bytes = [0; LONGEST];
         for (to, from) in bytes.iter_mut().zip(text.bytes()) {
@@ -26,7 +26,7 @@ impl Name {
         Name(bytes)
     }
 
-    /// As text for logs and terminals: whoever wrote it, nothing but printable ASCII.
+    /// The name for logs and terminals, in printable ASCII only.
     pub fn chars(&self) -> impl Iterator<Item = char> {
         let written = self.0.into_iter().take_while(|&byte| byte != 0);
         written.map(|byte| match byte {

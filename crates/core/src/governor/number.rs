@@ -1,7 +1,7 @@
-//! Arithmetic that the control laws share; it gives the same digits on every machine.
+//! Arithmetic that the control laws share; its results are identical on every machine.
 //!
-//! Only `+ - * /` and comparisons: those are exact to the last bit everywhere, which lets a run of the simulator be
-//! repeated on another machine. A logarithm or a power would not be.
+//! It uses only `+ - * /` and comparisons, which are exact to the last bit everywhere. A run of the simulator can
+//! therefore be repeated on another machine. Logarithms and powers do not have this property.
 
 use crate::units::Span;
 
@@ -26,12 +26,12 @@ pub(super) const fn real(count: u64) -> f64 {
     count as f64
 }
 
-/// A calculated span; what is not a number, or negative, is none.
+/// A calculated span; zero if it is NaN or negative.
 pub(super) fn span(nanos: f64) -> Span {
     Span::from_nanos(whole(nanos))
 }
 
-/// The whole part, within what a `u64` holds; not a number is 0.
+/// The whole part, within the range of `u64`; NaN is 0.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -41,7 +41,7 @@ pub(super) const fn whole(value: f64) -> u64 {
     value as u64
 }
 
-/// The whole part, within what a `u32` holds; not a number is 0.
+/// The whole part, within the range of `u32`; NaN is 0.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -51,7 +51,7 @@ pub(super) const fn whole32(value: f64) -> u32 {
     value as u32
 }
 
-/// The whole part, within what a `u16` holds; not a number is 0.
+/// The whole part, within the range of `u16`; NaN is 0.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -61,7 +61,7 @@ pub(super) const fn whole16(value: f64) -> u16 {
     value as u16
 }
 
-/// What is left of one after `elapsed`, when it halves every `half_life`: exact at whole half-lives, straight between.
+/// The rest of one after `elapsed` with this half-life: exact at whole half-lives, linear in between.
 pub(super) fn left(elapsed: Span, half_life: Span) -> f64 {
     let (elapsed, half_life) = (elapsed.as_nanos(), half_life.as_nanos().max(1));
     let halvings = elapsed / half_life;
@@ -72,7 +72,7 @@ pub(super) fn left(elapsed: Span, half_life: Span) -> f64 {
     (1.0 - between / 2.0) / real(1 << halvings)
 }
 
-/// A number that another host sent: kept within bounds; what is not a number becomes the lower one.
+/// Clamps a number from another host; NaN becomes the lower bound.
 pub(super) fn sane(value: f64, low: f64, high: f64) -> f64 {
     if value.is_nan() {
         return low;
@@ -80,7 +80,7 @@ pub(super) fn sane(value: f64, low: f64, high: f64) -> f64 {
     value.clamp(low, high)
 }
 
-/// The middle of what is there; of an even count the mean of the two. None of nothing.
+/// The median; of an even count the mean of the two middle values. `None` if empty.
 pub(super) fn median(values: &mut [f64]) -> Option<f64> {
     values.sort_unstable_by(f64::total_cmp);
     let middle = values.len() / 2;

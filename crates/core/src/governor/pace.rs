@@ -1,9 +1,9 @@
 //! The tick interval of a governor: short after a change, long while the load is steady.
 //!
 //! # Always true
-//! - Looking and speaking cost the datastore one per cent of what it does at most, and at once no more than ten seconds
-//!   of that come to: what a quiet time left over is there when something moves.
-//! - Nothing happens in between but what [`Pace::hurry`] names.
+//! - Slot reads and writes use at most one per cent of the datastore's throughput. Unused budget is saved for changes,
+//!   up to ten seconds' worth.
+//! - No tick happens earlier than planned, except after [`Pace::hurry`] or [`Pace::wake`].
 //!
 //! # Picture
 //! ```text
@@ -24,45 +24,45 @@ const FAST: Span = Span::from_millis(100);
 const CALM: Span = Span::from_secs(1);
 /// The interval while control is not engaged. Origin: chosen; no measurement.
 const OFF: Span = Span::from_secs(4);
-/// No host writes its slot less often.
+/// The longest interval between two writes of a slot.
 pub(super) const SLOWEST: Span = OFF;
 /// Ticks without a change before the interval becomes [`CALM`]. Origin: chosen; no measurement.
 const QUIET: u32 = 8;
 /// The part of the datastore's throughput that slot I/O may take. Origin: chosen; no measurement.
 const BUDGET: f64 = 0.01;
-/// Of an unused budget, so long a time's is saved. Origin: saving is from simulation (`row-12-start`;
-/// decisions/0010); the length is chosen.
+/// Unused budget is saved up to this time. Origin: saving is from simulation (`row-12-start`; decisions/0010); the
+/// length is chosen.
 const SAVED_MOST: Span = Span::from_secs(10);
 /// Fast ticks after a change: one to publish it, one for the other hosts, one to see the effect. Origin: chosen; no
 /// measurement.
 const AFTER: u32 = 3;
 
-/// The cadence of one host.
+/// The tick intervals of one host.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
     engaged: bool,
     quiet: u32,
     recent: u32,
     fast: Span,
-    /// How much budget is left over, as the time that it is the budget of.
+    /// The saved budget, as the time in which it accumulates.
     credit: Span,
     planned: Span,
     deadline: Time,
     last: Option<Time>,
 }
 
-/// What a tick takes.
+/// The cost of a tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost {
-    /// Until what the last one did can be seen.
+    /// The time until its effect is visible.
     pub seen: Span,
-    /// The time whose budget it takes.
+    /// The time in which its budget accumulates.
     pub affordable: Span,
 }
 
 impl Cost {
-    /// Of a tick at a datastore with this threshold and so many hosts, which does `peak` reference I/Os a second; 0: not
-    /// known.
+    /// The cost at a datastore with this threshold and number of hosts, and a throughput of `peak` reference I/Os a
+    /// second; 0: not known.
     pub fn of(target: f64, hosts: u32, peak: f64) -> Cost {
         let affordable = if peak > 0.0 {
             span(2.0 * f64::from(hosts) / (BUDGET * peak) * SECOND)
@@ -92,26 +92,26 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// Something has changed that the others should know soon.
+    /// Something has changed that the other hosts should know soon.
     pub fn hurry(&mut self, now: Time) {
         self.recent = AFTER;
         self.quiet = 0;
         self.look_at(now);
     }
 
-    /// Something moved that may need an answer: the next tick comes as soon as one may.
+    /// Something has changed that may need a reaction: the next tick comes as soon as allowed.
     pub fn wake(&mut self, now: Time) {
         self.quiet = 0;
         let next = self.last.map_or(now, |last| last + self.fast);
         self.deadline = self.deadline.min(next.max(now));
     }
 
-    /// The next tick comes at that moment at the latest.
+    /// Sets a latest time for the next tick.
     pub fn look_at(&mut self, at: Time) {
         self.deadline = self.deadline.min(at);
     }
 
-    /// A tick of the law has been made. `quiet`: it moved nothing.
+    /// A tick of the law is done. `quiet`: it changed nothing.
     pub fn ticked(&mut self, now: Time, engaged: bool, quiet: bool, cost: Cost) {
         self.engaged = engaged;
         let earned = self.credit + self.last.map_or(Span::ZERO, |last| now.since(last));
@@ -133,7 +133,7 @@ impl Pace {
         self.deadline = now + self.planned;
     }
 
-    /// A tick between those of the law has been made: it moves no cadence.
+    /// A tick between two ticks of the law is done. It does not change the interval.
     pub fn claimed(&mut self, now: Time) {
         let next = self
             .last
@@ -147,12 +147,12 @@ impl Pace {
         self.last.is_none_or(|last| now.since(last) >= least)
     }
 
-    /// How long ago the law was last applied; at first as long as it takes to be seen.
+    /// The time since the last tick of the law; initially the time until an effect is visible.
     pub fn since(&self, now: Time) -> Span {
         self.last.map_or(FAST, |last| now.since(last))
     }
 
-    /// Until the next tick.
+    /// The time until the next tick.
     pub fn interval(&self) -> Span {
         match (self.engaged, self.recent > 0) {
             (_, true) => self.fast,
@@ -162,23 +162,23 @@ impl Pace {
         }
     }
 
-    /// How long the last tick of the law meant to wait for the next; a stir since then makes the wait shorter, and
-    /// the time before it no pause.
+    /// The interval that the last tick of the law planned. A wake since then shortens the wait, which then does not
+    /// count as a pause.
     pub fn planned(&self) -> Span {
         self.planned
     }
 
-    /// When the next tick is due.
+    /// The time of the next tick.
     pub fn deadline(&self) -> Time {
         self.deadline
     }
 
-    /// The least time between two publications for now.
+    /// The current minimum time between two publications.
     pub fn fast(&self) -> Span {
         self.fast
     }
 
-    /// Whether it still tells of a stir.
+    /// Whether a recent change is still being published.
     pub fn changed_recently(&self) -> bool {
         self.recent > 0
     }
@@ -193,7 +193,7 @@ mod tests {
         Time::ZERO + Span::from_millis(ms)
     }
 
-    /// A tick that costs next to nothing.
+    /// A tick of almost no cost.
     const CHEAP: Cost = Cost {
         seen: FAST,
         affordable: Span::ZERO,
@@ -227,16 +227,16 @@ mod tests {
             ticks.push(now);
             now += pace.interval().as_nanos() / 1_000_000;
         }
-        // Ten a second at first; a minute's budget and ten seconds' in all.
+        // Ten a second at first; in total a minute's budget and the saved ten seconds.
         assert!(ticks[20] == 2_000, "{ticks:?}");
         assert!((138..=140).contains(&ticks.len()), "{}", ticks.len());
-        // Calm, it earns half a second in each; after ten seconds there is something to spend again.
+        // While calm, each tick saves half a second; after ten seconds there is budget to spend again.
         assert_eq!(pace.interval(), cost.affordable);
         for second in 0..10 {
             pace.ticked(at(now + second * 1_000), true, true, cost);
         }
         assert_eq!(pace.fast(), FAST);
-        // However long it was calm: ten seconds' worth, at four tenths a look.
+        // Regardless of the calm time: ten seconds' worth, at four tenths a tick.
         let mut now = now + 10_000;
         for _ in 0..100 {
             pace.ticked(at(now), true, true, cost);

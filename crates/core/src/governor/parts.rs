@@ -1,12 +1,12 @@
 //! Redistribution: the unused share of a disk goes to all hosts.
 //!
-//! A host's window is the sum of its disks' parts. What a disk of it leaves for a moment its neighbours take at once, and
-//! nobody else sees it: on a host with a disk that comes and goes, the others have more than the same shares bring them
-//! elsewhere. Where disks of other hosts are short all the time, one that takes more than its part is held to it; what
-//! is left over then lowers the latency, and the window law gives it to all.
+//! A host's window is the sum of its disks' parts. If a disk leaves some of its part unused, the other disks of its
+//! host use it at once. Other hosts do not see that, so equal shares bring more on a host with an intermittent disk. If
+//! disks of other hosts are constantly short, a disk that exceeds its part is limited to it. The unused part then
+//! lowers the latency, and the window law gives it to all hosts.
 //!
-//! The governor sends the parts with its orders. A disk that takes no more than its part on average is not held, so its bursts
-//! pass; and where nobody elsewhere is short, nobody is.
+//! The governor sends the parts with its orders. A disk that on average uses no more than its part is not limited, so
+//! its bursts pass. If no disk on another host is short, no disk is limited.
 //!
 //! # Units
 //! In reference I/Os in flight; orders in 1/256 of one.
@@ -19,7 +19,7 @@ use super::{DiskKey, Governor};
 use crate::units::Span;
 use alloc::vec::Vec;
 
-/// A disk that gets less than this part of its demand is short. A demand is a peak, so a little less is no shortage.
+/// A disk that gets less than this part of its demand is short. A demand is a peak, so a little less is acceptable.
 /// Origin: simulation (`sioc-4`, `vmmark-tiles`; decisions/0014).
 const SHORT: f64 = 0.8;
 /// The half-life of a shortage. Origin: simulation (`sioc-4`, `vmmark-tiles`; decisions/0014).
@@ -34,7 +34,7 @@ const TOLERANCE: f64 = 1.1;
 /// Origin: simulation (`sioc-4`, `vmmark-tiles`; decisions/0014).
 const SLACK: f64 = 0.25;
 
-/// Whether any of these disks has to do without something that it asks for.
+/// Whether any of these disks gets less than it demands.
 pub(super) fn is_any_short<'a>(
     division: &Division,
     mut disks: impl Iterator<Item = (&'a Entry, &'a Demand)>,
@@ -43,20 +43,20 @@ pub(super) fn is_any_short<'a>(
 }
 
 impl Governor {
-    /// After a tick of the law: how long disks of other hosts have been short by now.
+    /// Updates, after a tick of the law, how long disks of other hosts have been short.
     pub(super) fn watch_shortage(&mut self, elapsed: Span) {
         let now = if self.others_lack { 1.0 } else { 0.0 };
         let kept = left(elapsed, HALF_LIFE);
         self.others_lacked = kept * self.others_lacked + (1.0 - kept) * now;
     }
 
-    /// How much single disks may have in flight. While a latency target has the window narrower than the threshold would,
-    /// nobody is held: there is room on purpose.
+    /// The limits of single disks. While a latency target makes the window narrower than the threshold would, no disk
+    /// is limited: the free room is intended.
     pub(super) fn parts(&self) -> Vec<(DiskKey, u64)> {
         if self.alone || self.others_lacked < ALWAYS || self.target < self.base {
             return Vec::new();
         }
-        // As windows, parts are wider for I/Os that stay longer.
+        // As with windows, parts are wider for I/Os with a longer residence time.
         let part = |disk: &Disk| self.stay * disk.part;
         let disks = self.disks.all.iter();
         let held = disks.filter(|disk| disk.part > 0.0 && disk.uses > TOLERANCE * part(disk));

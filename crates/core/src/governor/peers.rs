@@ -1,15 +1,15 @@
 //! The other hosts: live, suspect or dead, by their slots alone.
 //!
-//! The governor hands in every successful read of the slots file, and every failed one. No wall clock is compared:
-//! a peer is as old as our own time between successful reads that showed the same sequence number.
+//! The governor passes in every successful read of the slots file, and reports every failed one. Wall clocks are never
+//! compared. The age of a peer is our own time between successful reads that showed the same sequence number.
 //!
 //! # Always true
-//! - A slot that is torn, foreign or garbage changes nothing: the last good copy counts, and grows older. But who tears
-//!   a slot anew lives: he is not dead, however old his last good word is. And who may have spoken where now something
-//!   foreign stands, or nothing, is not held to his last good word: his lease is the longest that there is.
-//! - Nobody grows older by a time in which we could not read.
-//! - A dead peer's record is gone: its part is divided at the next tick.
-//! - Of two daemons with the same name that live, as where a root was copied, one is told that it needs another.
+//! - A slot that is torn, foreign or garbage changes nothing: the last valid copy counts, and ages. A host that writes
+//!   new torn slots is alive, whatever the age of its last valid record. If a slot is overwritten or empty, its host
+//!   gets the longest lease, because it may have announced a longer interval.
+//! - A time without successful reads makes no peer older.
+//! - A dead peer's record is removed: its part is divided at the next tick.
+//! - Of two live daemons with the same name, as after a copy of a root, one is notified to take another name.
 //!
 //! # Picture
 //! ```text
@@ -24,15 +24,15 @@ use super::slot::{Record, Unreadable};
 use crate::units::{Span, Time};
 use alloc::vec::Vec;
 
-/// The shortest lease, however fast the ticks: a busy datastore may delay a slot for two seconds. Origin: chosen; no
-/// measurement.
+/// The shortest lease, whatever the tick interval: a busy datastore may delay a slot for two seconds. Origin: chosen;
+/// no measurement.
 const LEASE_LEAST: Span = Span::from_secs(2);
 /// Ticks of silence after which a host counts as dead. Origin: chosen; no measurement.
 const LEASE_TICKS: u64 = 8;
 /// Ticks of silence after which a host is suspect. Origin: chosen; no measurement.
 const LIVE_TICKS: u64 = 3;
 
-/// How long a host that ticks every `tick` may be silent before its part is given to others.
+/// How long a host with this tick interval may be silent before its part is given to others.
 pub fn lease(tick: Span) -> Span {
     LEASE_LEAST.max(Span::from_nanos(
         tick.as_nanos().saturating_mul(LEASE_TICKS),
@@ -42,17 +42,17 @@ pub fn lease(tick: Span) -> Span {
 /// Another host.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// Its place in the file.
+    /// Its slot number.
     pub slot: u16,
-    /// What it said last.
+    /// Its last record.
     pub record: Record,
-    /// How long it has said nothing new.
+    /// The time since its last new record.
     pub age: Span,
-    /// How long it has not shown that it lives: torn words do show that.
+    /// The time since it last showed that it is alive, also by a torn slot.
     silent: Span,
-    /// The sequence number of the last torn ones.
+    /// The sequence number of the last torn slot.
     torn: u64,
-    /// Its slot holds something foreign, or nothing: with what stood there it may have said that it would speak less often.
+    /// Its slot is foreign or empty. What was overwritten may have announced a longer interval.
     overwritten: bool,
 }
 
@@ -68,7 +68,7 @@ impl Peer {
         }
     }
 
-    /// How long until it means to speak again.
+    /// Its announced interval.
     fn tick(&self) -> Span {
         Span::from_millis(u64::from(self.record.tick_ms))
     }
@@ -82,7 +82,7 @@ impl Peer {
         })
     }
 
-    /// Its slot holds no record; it begins with these words, if with any.
+    /// Its slot contains no valid record; `words` is what can be read of its start.
     fn garbled(&mut self, words: Option<Words>) {
         let own = words.filter(|&(host, incarnation, _)| {
             (self.record.host, self.record.incarnation) == (host, incarnation)
@@ -94,41 +94,41 @@ impl Peer {
         }
     }
 
-    /// Whether it has spoken lately; if not, it is suspect: its part stays its own, its word is old.
+    /// Whether it has published lately. Otherwise it is suspect: it retains its part, and its record is old.
     pub fn live(&self) -> bool {
         self.age.as_nanos() <= self.tick().as_nanos().saturating_mul(LIVE_TICKS)
     }
 }
 
-/// What a read of the slots showed.
+/// The news of a read of the slots.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct News {
-    /// Hosts not known before.
+    /// New hosts.
     pub seen: Vec<[u8; 16]>,
-    /// Hosts that died or left; whether they said so.
+    /// Hosts that died or left, and whether they announced it.
     pub lost: Vec<([u8; 16], bool)>,
-    /// A peer asks for attention, newly.
+    /// A peer has newly set the urgent flag.
     pub urgent: bool,
-    /// Somebody else sits in our slot.
+    /// Another host uses our slot.
     pub displaced: bool,
-    /// Another daemon has our name and lives, and it is on us to take another.
+    /// Another live daemon has our name, and this host must take another.
     pub doubled: bool,
-    /// Slots that hold something unreadable.
+    /// The number of slots without a valid record.
     pub unreadable: u32,
 }
 
-/// By what one writing of a slot differs from the next: host, incarnation, sequence.
+/// The fields that change with each write of a slot: host, incarnation, sequence.
 type Words = ([u8; 16], u64, u64);
 
 /// All other hosts of a datastore.
 #[derive(Clone, Debug, Default)]
 pub struct Peers {
     peers: Vec<Peer>,
-    /// The last words of the dead, which still stand in their slots.
+    /// The last records of dead hosts, which are still in their slots.
     last_words: Vec<(u16, Words)>,
-    /// By slot: incarnation and sequence of what another start of our own daemon says there.
+    /// By slot: incarnation and sequence of another start of our own daemon.
     namesakes: Vec<(u16, u64, u64)>,
-    /// The last read, if it and all since succeeded.
+    /// The last read, if it and all later ones succeeded.
     read: Option<Time>,
 }
 
@@ -148,7 +148,7 @@ impl Peers {
         self.peers.is_empty()
     }
 
-    /// How long from the last read on until the lease of the first of the suspect ends, if it says nothing meanwhile.
+    /// The time from the last read until the lease of the first suspect peer ends, if it stays silent.
     pub fn first_to_die(&self) -> Option<Span> {
         let suspect = self.peers.iter().filter(|peer| !peer.live());
         let left = suspect.map(|peer| {
@@ -158,12 +158,12 @@ impl Peers {
         left.min()
     }
 
-    /// A read failed: the time until the next that succeeds makes nobody older.
+    /// Reports a failed read: no peer ages until the next successful one.
     pub fn unread(&mut self) {
         self.read = None;
     }
 
-    /// The slots as they are on the datastore. One that is left out counts as unchanged. `me`: our host, incarnation and
+    /// Takes the slots as read from the datastore. An omitted slot counts as unchanged. `me`: our host, incarnation and
     /// slot.
     pub fn heard(
         &mut self,
@@ -217,18 +217,18 @@ impl Peers {
             return;
         }
         if record.host == me.0 {
-            // Who has our name and speaks is no earlier start of ours, but a copy. One of the two must yield, and the words
-            // of both say which.
+            // A live daemon with our name is not an earlier start of ours, but a copy. One of the two must take another
+            // name; both records determine which.
             news.doubled |= self.namesake_speaks(slot, &record) && record.incarnation < me.1;
         } else if me.2 == Some(slot) {
             news.displaced = true;
         }
-        // The dead do not rise by being read again.
+        // Reading a dead peer's record again does not make it alive.
         if self.last_words.contains(&(slot, words(&record))) {
             return;
         }
         self.last_words.retain(|(of, _)| *of != slot);
-        // Another start of our own daemon is dead, or is about to take another name: there is one daemon to a host.
+        // Another start of our own daemon is dead, or is about to take another name: each host has one daemon.
         let gone = record.host == me.0 || record.flags.has(super::slot::Flags::LEAVING);
         match place {
             Ok(place) if gone => {
@@ -248,7 +248,7 @@ impl Peers {
             }
             Err(_) if self.has_moved(slot, &record) => {}
             Err(place) => {
-                // Believed to live from now on; if nobody writes there any more, its lease ends like any other.
+                // It counts as live from now on. If its host has stopped writing, its lease ends as usual.
                 news.urgent = true;
                 news.seen.push(record.host);
                 self.peers.insert(place, Peer::new(slot, record));
@@ -258,7 +258,8 @@ impl Peers {
 }
 
 impl Peers {
-    /// Whether another start of our own daemon has said something new in this slot since it was last read: then it lives.
+    /// Whether another start of our own daemon has published a new record in this slot since the last read, and so is
+    /// alive.
     fn namesake_speaks(&mut self, slot: u16, record: &Record) -> bool {
         let says = (slot, record.incarnation, record.sequence);
         let Some(said) = self.namesakes.iter_mut().find(|said| said.0 == slot) else {
@@ -270,7 +271,7 @@ impl Peers {
         speaks
     }
 
-    /// Whether this is a host that is known, at another slot: it has had to take another, and sits in one at a time.
+    /// Whether this is a known host in another slot. A host uses one slot at a time, and this one had to take another.
     fn has_moved(&mut self, slot: u16, record: &Record) -> bool {
         let who = |record: &Record| (record.host, record.incarnation);
         let known = self
@@ -278,7 +279,7 @@ impl Peers {
             .iter()
             .position(|peer| who(&peer.record) == who(record));
         let Some(known) = known else { return false };
-        // What it left behind is older than what it says since, and says nothing any more, also when it has died.
+        // The record in its old slot is older than the new one. It never changes any more, even if the host dies.
         let left = if self.peers[known].record.sequence < record.sequence {
             let peer = core::mem::replace(&mut self.peers[known], Peer::new(slot, record.clone()));
             self.peers.sort_unstable_by_key(|peer| peer.slot);

@@ -10,42 +10,42 @@ use crate::iocontrol::{CostModel, DiskKey, Mode};
 use crate::units::Span;
 use alloc::vec::Vec;
 
-/// A datastore as one host sees it. Windows and queues in 1/256 of a reference I/O, rates a second.
+/// A datastore as one host sees it. Windows and queues in 1/256 of a reference I/O, rates per second.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// How far control goes.
+    /// The mode of control.
     pub mode: Mode,
-    /// What was set for all hosts together.
+    /// The common settings of all hosts.
     pub common: Common,
-    /// Whether it is engaged.
+    /// Whether control is engaged.
     pub engaged: bool,
-    /// The datastore's normalised latency, all hosts together.
+    /// The datastore's normalised latency over all hosts.
     pub latency: Span,
-    /// Where it counts as congested.
+    /// The congestion threshold.
     pub threshold: Span,
-    /// What all hosts together may have in flight.
+    /// The window of all hosts together.
     pub cluster: u64,
     /// This host's part.
     pub window: u64,
-    /// What all have in flight.
+    /// The I/O in flight of all hosts.
     pub in_flight: u64,
-    /// What all get through, cost a second.
+    /// The throughput of all hosts, cost a second.
     pub rate: u64,
-    /// The most it was seen to do, cost a second; 0: not known.
+    /// The highest observed throughput, cost a second; 0: not known.
     pub peak: u64,
-    /// Whether `peak` is the datastore's most, and not only the load's.
+    /// Whether the datastore and not only the load limits `peak`.
     pub saturated: bool,
-    /// What part of the reservations is met, in 1/65536.
+    /// The fraction of the reservations that is met, in 1/65536.
     pub theta: u32,
-    /// Load that no host of ours causes.
+    /// Whether there is load from outside the cluster.
     pub external: bool,
-    /// The others cannot be heard.
+    /// Whether the other hosts' slots cannot be read.
     pub alone: bool,
-    /// The others cannot hear us.
+    /// Whether the other hosts do not see this one.
     pub mute: bool,
-    /// What I/Os cost here.
+    /// The costs of I/Os here.
     pub costs: CostModel,
-    /// Foreign or torn slots met so far.
+    /// Foreign or torn slots seen so far.
     pub unreadable: u64,
     /// All hosts, this one first.
     pub hosts: Vec<HostReport>,
@@ -56,36 +56,36 @@ pub struct Report {
 /// One host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostReport {
-    /// Which.
+    /// The host.
     pub host: [u8; 16],
-    /// What people call it; empty: it does not say.
+    /// Its display name; empty if it has none.
     pub name: Name,
-    /// How long it has said nothing new.
+    /// The time since its last new record.
     pub age: Span,
-    /// How long it may be silent before its part goes to the others: by the pace at which it means to speak.
+    /// How long it may be silent before its part goes to the others. It depends on its announced interval.
     pub lease: Span,
-    /// It is suspect: it should have spoken.
+    /// Whether it is suspect: its record is overdue.
     pub suspect: bool,
-    /// It has engaged.
+    /// Whether its control is engaged.
     pub engaged: bool,
     /// Its part, 1/256.
     pub window: u64,
-    /// What it has in flight, 1/256.
+    /// Its I/O in flight, 1/256.
     pub in_flight: u64,
     /// Its latency.
     pub latency: Span,
-    /// What it gets through, cost a second.
+    /// Its throughput, cost a second.
     pub rate: u64,
-    /// How many disks it has told of.
+    /// The number of disks that it reports.
     pub disks: usize,
-    /// Those disks; of this host itself they are in [`Report::disks`].
+    /// Those disks; this host's own are in [`Report::disks`].
     pub told: Vec<ToldDisk>,
 }
 
-/// One disk of another host, as that host tells of it.
+/// One disk of another host, as that host reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToldDisk {
-    /// Which.
+    /// The disk.
     pub key: DiskKey,
     /// Its shares; the sum where disks were merged.
     pub shares: u32,
@@ -93,11 +93,12 @@ pub struct ToldDisk {
     pub reservation: u32,
     /// Its limit, units a second; 0: none.
     pub limit: u32,
-    /// What it asks for, 1/256.
+    /// Its demand, 1/256.
     pub demand: u64,
-    /// Its part of the window, 1/256, by our own division, which is everybody's; of no meaning while not engaged.
+    /// Its part of the window, 1/256, by the common division; undefined while not engaged.
     pub window: u64,
-    /// Units a second that its part brings while the datastore is as it is, its limit at most; 0: not known.
+    /// The throughput of its part in units a second at the current speed of the datastore, at most its limit; 0: not
+    /// known.
     pub entitled: u64,
     /// Several disks of equal shares in one.
     pub merged: bool,
@@ -106,7 +107,7 @@ pub struct ToldDisk {
 /// One disk of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskReport {
-    /// Which.
+    /// The disk.
     pub key: DiskKey,
     /// Its shares.
     pub shares: u32,
@@ -114,20 +115,21 @@ pub struct DiskReport {
     pub reservation: u32,
     /// Its limit, units a second; 0: none.
     pub limit: u64,
-    /// Its part of the window, 1/256; of no meaning while not engaged.
+    /// Its part of the window, 1/256; undefined while not engaged.
     pub window: u64,
-    /// What it asks for, 1/256.
+    /// Its demand, 1/256.
     pub demand: u64,
-    /// Units a second that its part brings while the datastore is as it is, its limit at most; 0: not known.
+    /// The throughput of its part in units a second at the current speed of the datastore, at most its limit; 0: not
+    /// known.
     pub entitled: u64,
-    /// Units a second that it got lately.
+    /// Its recent throughput in units a second.
     pub units: u64,
-    /// Its reservation was not met in the last second.
+    /// Whether its reservation was not met in the last second.
     pub unmet: bool,
 }
 
 impl Governor {
-    /// What is known now.
+    /// The current state.
     pub fn report(&self) -> Report {
         let cost = |value: f64| whole(value * 256.0 + 0.5);
         let knee = self.curve.knee().unwrap_or_default();

@@ -1,21 +1,20 @@
 //! A host's slot: its published state as 4 KiB, encoded, and checked when decoded.
 //!
-//! The engine keeps a file of 256 slots on the datastore (`.tidegate/hosts.v1`): slot 0 holds what holds for the whole
-//! datastore ([`Common`]), each other one a host's [`Record`]. The governor encodes and decodes; the engine only
-//! carries the bytes. Nothing here knows whose slot is where.
+//! The engine stores a file of 256 slots on the datastore (`.tidegate/hosts.v1`). Slot 0 contains the common settings
+//! of the datastore ([`Common`]), each other slot one host's [`Record`]. The governor encodes and decodes; the engine
+//! only reads and writes the bytes. This module does not know which host has which slot.
 //!
 //! # Always true
-//! - `decode` answers for any bytes of any length, and never panics.
-//! - Every number of a decoded record lies within the bounds that its field names: whoever wrote it, no law divides by
-//!   it into nonsense. What was written within the bounds is read as it was written.
-//! - A slot of which only a part reached the datastore is not a record: the sequence number stands at both ends, and a
-//!   CRC32C covers all of it.
+//! - `decode` returns a result for any bytes of any length, and never panics.
+//! - Every number of a decoded record is within the bounds of its field, so no control law divides by an absurd value.
+//!   Values written within the bounds are read unchanged.
+//! - A partly written slot is not a record: the sequence number is at both ends, and a CRC32C covers all of it.
 //!
 //! # Picture
 //! ```text
 //!    0  magic             8   | 56  W, w, n, latency, p99, q, x, peak, threshold, pressure    10 x 8
 //!    8  version, count  2+2   | 136 costs: write, byte read, byte written, sequential          4 x 8
-//!   12  flags             4   | 168 what people call the host (zero: not told) 64, nothing yet (zero) 8
+//!   12  flags             4   | 168 display name of the host (zero: none) 64, reserved (zero) 8
 //!   16  host             16   | 240 up to 160 disks of 24: key 8, flags 1 and shares 3, reservation 4, limit 4,
 //!   32  incarnation       8   |     demand 2 (1/16), cost per unit 2 (1/64)
 //!   40  sequence          8   | 4080 sequence again 8, nothing 4
@@ -32,7 +31,7 @@ use super::name::Name;
 use super::number::{sane, whole16};
 use alloc::vec::Vec;
 
-/// Slots of the file, the common one among them. Origin: the file format, version 1.
+/// Slots of the file, including the common one. Origin: the file format, version 1.
 pub const SLOTS: u16 = 256;
 /// Disks that fit into a slot; more are merged ([`Record::encode`]). Origin: the file format, version 1.
 pub const DISKS: usize = 160;
@@ -41,7 +40,7 @@ const MAGIC: [u8; 8] = *b"TIDEGHST";
 const MAGIC_COMMON: [u8; 8] = *b"TIDEGALL";
 const VERSION: u16 = 1;
 const HOST_AT: usize = 16;
-/// Hosts of older versions wrote zeroes here, and read nothing between the costs and the disks.
+/// Older versions write zeroes here, and ignore all bytes between the costs and the disks.
 const NAME_AT: usize = 168;
 const ENTRIES_AT: usize = 240;
 const _: () = assert!(NAME_AT + size_of::<Name>() <= ENTRIES_AT);
@@ -49,8 +48,7 @@ const ENTRY: usize = 24;
 const _: () = assert!(ENTRIES_AT + DISKS * ENTRY == TAIL_AT);
 const TAIL_AT: usize = 4080;
 
-/// A demand is stored in sixteenths: a disk's part of a window is not known better. Origin: the file format, version
-/// 1.
+/// A demand is stored in sixteenths, the precision of a disk's part. Origin: the file format, version 1.
 const DEMAND_STEPS: f64 = 16.0;
 /// The cost of a unit is stored in 64ths. Origin: the file format, version 1.
 const UNIT_STEPS: f64 = 64.0;
@@ -58,35 +56,35 @@ const UNIT_STEPS: f64 = 64.0;
 /// The longest queue that a slot may claim, in reference I/Os: four times the widest window of a host. Origin:
 /// chosen; no measurement.
 const DEMAND_MOST: f64 = 4.0 * 256.0;
-/// The highest throughput that is believed, in reference I/Os a second. Origin: chosen; no measurement.
+/// The highest accepted throughput, in reference I/Os a second. Origin: chosen; no measurement.
 const RATE_MOST: f64 = 1e9;
-/// The highest latency that is believed: guests give up after half a minute. Origin: chosen; no measurement.
+/// The highest accepted latency: guests time out after half a minute. Origin: chosen; no measurement.
 const LATENCY_MOST: f64 = 60e9;
-/// The widest window of a cluster that is believed: 255 hosts, each with four times the widest.
+/// The widest accepted window of a cluster: 255 hosts, each with four times the widest.
 const WINDOW_MOST: f64 = 255.0 * DEMAND_MOST;
 
-/// What a host says of itself, a few bits.
+/// The flags of a host's record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags(pub u32);
 
 impl Flags {
     /// Control is engaged.
     pub const ENGAGED: Flags = Flags(1);
-    /// It ticks fast.
+    /// The host ticks fast.
     pub const FAST: Flags = Flags(2);
-    /// Something has changed that the others should take up at once.
+    /// The record contains a change that the others should apply at once.
     pub const URGENT: Flags = Flags(4);
-    /// It goes: its part is free now.
+    /// The host leaves: its part is free now.
     pub const LEAVING: Flags = Flags(8);
-    /// Its window holds I/Os back.
+    /// The host's window delays I/Os.
     pub const BINDING: Flags = Flags(16);
-    /// The cluster's window is made wider for a moment, to learn.
+    /// The cluster's window is temporarily wider, to learn.
     pub const WIDER: Flags = Flags(32);
-    /// The cluster's window is made narrower for a moment, to learn.
+    /// The cluster's window is temporarily narrower, to learn.
     pub const NARROWER: Flags = Flags(64);
-    /// It sees load that no host of ours causes.
+    /// The host detects load from outside the cluster.
     pub const EXTERNAL: Flags = Flags(128);
-    /// It tries another window to see whether that is so, or holds one: the others are to have the same.
+    /// The host tries or holds another window because of external load; the others must use the same.
     pub const TRYING: Flags = Flags(256);
 
     /// Whether every flag of `other` is set.
@@ -94,7 +92,7 @@ impl Flags {
         self.0 & other.0 == other.0
     }
 
-    /// These, and those of `other` if `on`.
+    /// These flags, with those of `other` if `on`.
     #[must_use]
     pub const fn with(self, other: Flags, on: bool) -> Flags {
         if on { Flags(self.0 | other.0) } else { self }
@@ -104,7 +102,7 @@ impl Flags {
 /// One disk in a host's record.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Entry {
-    /// Which disk: the same on every host.
+    /// The disk's identity, equal on all hosts.
     pub key: u64,
     /// Its shares, 100 to 10,000; the sum where disks were merged.
     pub shares: u32,
@@ -112,78 +110,78 @@ pub struct Entry {
     pub reservation: u32,
     /// Its limit, units a second; 0 for none.
     pub limit: u32,
-    /// What it has or would have in flight, reference I/Os.
+    /// The I/O that it has, or would have, in flight, in reference I/Os.
     pub demand: f64,
-    /// What one unit of it costs, reference I/Os.
+    /// The cost of one unit of it, in reference I/Os.
     pub unit_cost: f64,
-    /// This host serves it now (a disk that moves is on two hosts for a moment).
+    /// Whether this host serves it now. A migrating disk is briefly on two hosts.
     pub served: bool,
-    /// Several disks of equal shares in one entry.
+    /// Whether the entry merges several disks of equal shares.
     pub merged: bool,
 }
 
-/// What a host publishes.
+/// The record that a host publishes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Record {
     /// The host.
     pub host: [u8; 16],
     /// This start of its daemon.
     pub incarnation: u64,
-    /// Moves by one with each publication.
+    /// Incremented with each publication.
     pub sequence: u64,
-    /// How long until it means to publish again, milliseconds, 50 to 60,000.
+    /// The interval until the next publication, in milliseconds, 50 to 60,000.
     pub tick_ms: u32,
-    /// What it says of itself.
+    /// Its flags.
     pub flags: Flags,
-    /// The cluster's window as it has it.
+    /// The cluster's window, as this host computed it.
     pub cluster: f64,
-    /// Its own part of it.
+    /// Its own part of that window.
     pub window: f64,
-    /// I/Os it finished, a second.
+    /// Completed I/Os a second.
     pub ios: f64,
     /// Their mean normalised latency, nanoseconds.
     pub latency: f64,
     /// Their 99th percentile.
     pub p99: f64,
-    /// What it had in flight on average.
+    /// Its average I/O in flight.
     pub in_flight: f64,
-    /// What it finished, reference I/Os a second.
+    /// Its throughput, in reference I/Os a second.
     pub rate: f64,
-    /// The most the whole datastore was seen to do, reference I/Os a second; 0: not known.
+    /// The highest observed throughput of the whole datastore, in reference I/Os a second; 0: not known.
     pub peak: f64,
-    /// The threshold it found, nanoseconds; 0: not known.
+    /// Its automatic threshold, in nanoseconds; 0: not known.
     pub threshold: f64,
-    /// By how much its worst disk misses its latency target, 0 to 64 (1: just met).
+    /// The ratio by which its worst disk misses its latency target, 0 to 64 (1: just met).
     pub pressure: f64,
-    /// What it learned of costs, relative to a 4 KiB random read: a write, 64 KiB read, 64 KiB written, a sequential
-    /// read; 0: not known.
+    /// The learned costs, relative to a 4 KiB random read: a write, 64 KiB read, 64 KiB written, a sequential read; 0:
+    /// not known.
     pub costs: [f64; 4],
-    /// What people call the host; empty: it does not say.
+    /// The display name of the host; empty if it has none.
     pub name: Name,
     /// Its disks.
     pub disks: Vec<Entry>,
 }
 
-/// What holds for the whole datastore, whoever set it.
+/// The common settings of the datastore.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Common {
-    /// The higher one holds.
+    /// The higher generation applies.
     pub generation: u64,
     /// 0 off, 1 observe, 2 on.
     pub mode: u8,
     /// 0 auto, 1 fixed, 2 off.
     pub threshold_mode: u8,
-    /// Where fixed, nanoseconds.
+    /// The fixed threshold, in nanoseconds.
     pub threshold: u64,
     /// The unit of reservations and limits, bytes, 4 KiB to 128 KiB.
     pub io_unit: u32,
-    /// Datastores with the same one share spindles; zero: none.
+    /// Datastores with the same value share hardware; zero: none.
     pub backend: [u8; 16],
 }
 
 impl Record {
-    /// The slot's bytes. Where there are more disks than fit, those with the least demand are merged with others of
-    /// their shares, so that all shares, reservations and demands still count.
+    /// Encodes the record. If there are more disks than fit, those with the least demand are merged with others of the
+    /// same shares, so that all shares, reservations and demands still count.
     pub fn encode(&self) -> [u8; SLOT] {
         let mut out = Writer::new(MAGIC, VERSION);
         let merged;
@@ -213,7 +211,7 @@ impl Record {
             out.put(&(disk.shares.min(0xff_ffff) | flags).to_le_bytes());
             out.put(&disk.reservation.to_le_bytes());
             out.put(&disk.limit.to_le_bytes());
-            // Rounded up: a disk that asks for a little is not taken for an idle one.
+            // Rounded up, so that a small demand does not become idle.
             let steps = disk.demand * DEMAND_STEPS;
             let demand = whole16(steps).saturating_add(u16::from(steps > 0.0));
             out.put(&demand.to_le_bytes());
@@ -224,7 +222,7 @@ impl Record {
         out.finish()
     }
 
-    /// The record in a slot, every field within its bounds.
+    /// Decodes the record in a slot, with every field within its bounds.
     pub fn decode(bytes: &[u8]) -> Result<Record, Unreadable> {
         let mut from = Reader::open(bytes, MAGIC, VERSION)?;
         let count = usize::from(u16::from_le_bytes(from.take())).min(DISKS);
@@ -280,7 +278,7 @@ impl Record {
         Ok(record)
     }
 
-    /// Who wrote a slot and with which sequence number, without looking at the rest: tells whether it has moved.
+    /// Reads a slot's host, incarnation and sequence number without checking the rest, to detect a change.
     pub fn peek(bytes: &[u8]) -> Option<([u8; 16], u64, u64)> {
         let mut from = Reader::peek(bytes, MAGIC, HOST_AT)?;
         let host = from.take();
@@ -310,23 +308,23 @@ impl Record {
 }
 
 impl Common {
-    /// The highest generation that is believed: far more changes than administrators ever make. A higher one is
-    /// damage, or could never be replaced. Origin: chosen; no measurement.
+    /// The highest accepted generation: far more changes than administrators ever make. A higher one is corrupt, or
+    /// could never be replaced. Origin: chosen; no measurement.
     pub const GENERATION_MOST: u64 = 1 << 48;
 
-    /// The generation of what an administrator sets where these were the highest so far.
+    /// The generation of an administrator's change, given the highest generations so far.
     pub fn next_generation(known: u64, there: u64) -> u64 {
         let most = Common::GENERATION_MOST;
         known.max(there).saturating_add(1).min(most)
     }
 
-    /// Whether its generation can be one that administrators' changes have led to.
+    /// Whether administrators' changes can have reached its generation.
     pub fn is_plausible(&self) -> bool {
         self.generation <= Common::GENERATION_MOST
     }
 
-    /// Whether it holds instead of `known`. At the highest generation the last that was written holds, so that an
-    /// administrator can always change it.
+    /// Whether it replaces `known`. At the highest generation the last written one applies, so that an administrator
+    /// can always change it.
     pub fn supersedes(&self, known: &Common) -> bool {
         let last = self.generation == Common::GENERATION_MOST && self != known;
         let newer =
@@ -334,7 +332,7 @@ impl Common {
         self.is_plausible() && newer
     }
 
-    /// The bytes of slot 0.
+    /// Encodes slot 0.
     pub fn encode(&self) -> [u8; SLOT] {
         let mut out = Writer::new(MAGIC_COMMON, VERSION);
         out.put(&[self.mode, self.threshold_mode]);
@@ -345,7 +343,7 @@ impl Common {
         out.finish()
     }
 
-    /// What slot 0 says, within bounds.
+    /// Decodes slot 0, within bounds.
     pub fn decode(bytes: &[u8]) -> Result<Common, Unreadable> {
         let mut from = Reader::open(bytes, MAGIC_COMMON, VERSION)?;
         let [mode, threshold_mode] = from.take();
@@ -361,15 +359,16 @@ impl Common {
     }
 }
 
-/// Makes the entries fit: within each number of shares, those with the least demand become one.
+/// Merges entries until they fit: within each number of shares, those with the least demand.
 fn merge(disks: &[Entry]) -> Vec<Entry> {
     let mut rest = disks.to_vec();
-    // Most demanding first: they keep their own entry. Ties by key, so that a record does not depend on the order.
+    // Highest demand first: these remain separate. Ties are broken by key, so that a record does not depend on the
+    // order.
     rest.sort_unstable_by(|a, b| b.demand.total_cmp(&a.demand).then(a.key.cmp(&b.key)));
     let mut small = rest.split_off(DISKS / 2);
     small.sort_by_key(|disk| disk.shares);
     let groups = small.chunk_by(|a, b| a.shares == b.shares).count();
-    // With more different shares than places, neighbours in shares are merged as well: their sum is still right.
+    // If there are more different shares than entries, neighbouring shares are merged too: their sum remains right.
     let places = DISKS - rest.len();
     if groups <= places {
         rest.extend(small.chunk_by(|a, b| a.shares == b.shares).map(together));
@@ -379,7 +378,7 @@ fn merge(disks: &[Entry]) -> Vec<Entry> {
     rest
 }
 
-/// Several disks as one that asks for all they ask.
+/// Merges several disks into one entry with their total demand.
 fn together(disks: &[Entry]) -> Entry {
     if let [one] = disks {
         return *one;
@@ -392,7 +391,7 @@ fn together(disks: &[Entry]) -> Entry {
     };
     let mut unlimited = false;
     for disk in disks {
-        // An idle disk's shares do not count: it asks for nothing, and its shares are not its neighbours'.
+        // An idle disk has no demand; its shares do not count and do not go to its neighbours.
         if disk.demand > 0.0 {
             sum.shares += disk.shares;
             unlimited |= disk.limit == 0;

@@ -1,6 +1,6 @@
 //! One tick of the governor, step by step: observe, read, control, divide, publish.
 //!
-//! [`super::Governor::tick`] branches; here is the straight-line work. The laws themselves are in the files beside.
+//! [`super::Governor::tick`] selects the steps; they are in this file. The control laws are in the neighbouring files.
 
 use super::division::{Demand, Division};
 use super::learn::{FEATURES, Factors};
@@ -13,29 +13,28 @@ use crate::iocontrol::{Bin, Mode};
 use crate::units::{Span, Time};
 use alloc::vec::Vec;
 
-/// Control disengages only below this part of the threshold, so that it does not come and go around it. Origin:
-/// chosen; no measurement.
+/// Control disengages only below this part of the threshold, which gives hysteresis. Origin: chosen; no measurement.
 const FAR_BELOW: f64 = 0.6;
-/// Latency must be far below the threshold for so long before control disengages. Origin: chosen; no measurement.
+/// Latency must be far below the threshold for this long before control disengages. Origin: chosen; no measurement.
 const BELOW_FOR: Span = Span::from_secs(10);
 /// Ticks above the threshold before control engages. Origin: chosen; no measurement.
 const ABOVE_FOR: u32 = 2;
-/// A window that is used to this part limits its host. Origin: chosen; no measurement.
+/// A window with at least this utilisation limits its host. Origin: chosen; no measurement.
 const BINDS: f64 = 0.7;
-/// A host's window that moved by less than this part has not changed. Origin: chosen; no measurement.
+/// A host's window that moved by less than this part counts as unchanged. Origin: chosen; no measurement.
 const STEADY: f64 = 0.08;
-/// The I/O in flight by that of the tick before, within which throughput and latency belong to it. Origin: simulation
-/// (`row-17-tail`; decisions/0010).
+/// The ratio of the I/O in flight to that of the last tick within which throughput and latency belong to it. Origin:
+/// simulation (`row-17-tail`; decisions/0010).
 const SETTLED: core::ops::RangeInclusive<f64> = 0.8..=1.25;
 /// Hosts agree if their windows of the cluster differ by less than this part. Origin: chosen; no measurement.
 const AGREED: f64 = 0.1;
 /// The part of a fixed threshold at which the window law aims: latency should stay below the threshold, not around
 /// it. Origin: simulation (`sioc-1`, `sioc-4`; decisions/0014).
 const AIM: f64 = 0.93;
-/// Latency by the threshold, within which a window that limits is moved without haste. Origin: chosen; no
+/// The ratio of latency to threshold within which a window that limits moves at the normal pace. Origin: chosen; no
 /// measurement.
 pub(super) const NEAR: core::ops::RangeInclusive<f64> = 0.75..=1.3;
-/// Ticks after engaging that follow each other as soon as the effect of the last one can be seen. Origin: simulation
+/// Ticks after engaging that follow each other as soon as the last one's effect is visible. Origin: simulation
 /// (`row-11-late-slots`).
 const NEW_TICKS: u32 = 10;
 /// Ticks after engaging in which a host that appears counts as starting too. Origin: chosen; no measurement.
@@ -56,11 +55,11 @@ const MOMENT: u64 = 100_000_000;
 const BLOCK: f64 = 65_536.0;
 
 impl Governor {
-    /// A daemon that stood still for longer than its lease was given up by the others: it begins anew.
+    /// A daemon that was paused for longer than its lease is dead for the other hosts: it starts again.
     pub(super) fn notice_pause(&mut self, now: Time) {
         let Some(ticked) = self.ticked else { return };
         let gap = now.since(ticked);
-        // The wait for a tick is no pause; only what comes on top is.
+        // The planned wait for a tick is not a pause; only the excess counts.
         if gap <= lease(self.planned) {
             return;
         }
@@ -73,7 +72,7 @@ impl Governor {
         }
     }
 
-    /// Reads that fail for a lease leave us alone.
+    /// After reads have failed for a lease, this host works alone.
     pub(super) fn notice_silence(&mut self, now: Time) {
         let since = *self.heard.get_or_insert(now);
         if !self.alone && now.since(since) > lease(self.pace.interval()) {
@@ -87,10 +86,11 @@ impl Governor {
         }
     }
 
-    /// Writes that fail for half a lease may have made the others think us dead: we take no more than we last said.
+    /// After writes have failed for half a lease, the others may consider us dead: we use at most our last published
+    /// part.
     pub(super) fn notice_mute(&mut self, now: Time) {
         let failing = self.failing.map_or(Span::ZERO, |since| now.since(since));
-        // Once it is so, only a write that succeeds ends it: that we have slowed down since does not.
+        // Only a successful write ends this state. A longer interval of ours since then does not.
         let long = failing.as_nanos() > lease(self.pace.interval()).as_nanos() / 2;
         let mute = self.failing.is_some() && (self.mute || long);
         if mute != self.mute {
@@ -102,7 +102,7 @@ impl Governor {
         }
     }
 
-    /// Takes over what the engaged hosts have agreed on.
+    /// Adopts the values that the engaged hosts agree on.
     pub(super) fn join(&mut self) {
         self.joined = true;
         if let Some(mean) = self.mean_of_others() {
@@ -125,7 +125,7 @@ impl Governor {
         Some(windows.iter().sum::<f64>() / f64::from(u32::try_from(windows.len()).ok()?))
     }
 
-    /// What we and all others did lately, and what follows for the threshold.
+    /// Sums up the recent load of all hosts, and updates the threshold.
     pub(super) fn look(&mut self, now: Time) {
         let elapsed = self.pace.since(now);
         let meter = self.disks.meter();
@@ -135,7 +135,7 @@ impl Governor {
             ..window::Sight::default()
         };
         let (mut ios, mut sum) = (meter.ios, meter.ios * meter.latency);
-        // One host whose I/Os were stuck for seconds does not make all others yield to it.
+        // One host whose I/Os hung for seconds must not make all others yield.
         let most = self.target / window::LEAST_RATIO;
         let mut felt = meter.ios * meter.latency.min(most);
         sight.in_flight = meter.in_flight;
@@ -162,7 +162,7 @@ impl Governor {
         }
         sight.latency = if ios > 0.0 { sum / ios } else { 0.0 };
         self.felt = if ios > 0.0 { felt / ios } else { 0.0 };
-        // While what is in flight changes, it and the rate were counted over times that do not match.
+        // While the I/O in flight changes, it and the rate come from different intervals.
         let moved = sight.in_flight / self.sight.in_flight;
         let steadily = SETTLED.contains(&moved);
         self.sight = sight;
@@ -190,7 +190,7 @@ impl Governor {
         }
         let auto = median(&mut thresholds).unwrap_or(self.seeker.at());
         let base = common::target(&self.common, auto);
-        // Where nobody is held back, a window is not what a target is missed for.
+        // If no I/O is delayed, the window is not the reason for a missed target.
         let pressure = if self.engaged { pressure } else { 0.0 };
         self.pressure.felt(elapsed, pressure);
         self.target = self
@@ -208,8 +208,8 @@ impl Governor {
         self.learn_from_all(elapsed);
     }
 
-    /// How long our I/Os stay in flight, by Little's law, against those of all: windows of one size do less for those
-    /// that stay longer. While control is new it is the queue from before that says so.
+    /// Compares the residence time of our I/Os, by Little's law, with that of all hosts. At equal windows, hosts with
+    /// longer residence times get less throughput. While control is new, the earlier queue determines them.
     fn compare_stays(&mut self, elapsed: Span) {
         let (ours, all) = (&self.meter, &self.sight);
         if !self.engaged
@@ -221,7 +221,7 @@ impl Governor {
         }
         let longer = ours.in_flight / ours.rate * (all.rate / all.in_flight);
         let longer = longer.clamp(0.5, 2.0);
-        // The middle one of three: a daemon that stood still for a second says so once.
+        // The median of three, so that one pause of a daemon has no effect.
         let [a, b] = self.stays;
         self.stays = [b, longer];
         let longer = longer.clamp(a.min(b), a.max(b));
@@ -229,7 +229,7 @@ impl Governor {
         self.stay = kept * self.stay + (1.0 - kept) * longer;
     }
 
-    /// Whether control is on, and how much all may have in flight.
+    /// Decides whether control is engaged, and sets the cluster's window.
     pub(super) fn steer(&mut self, now: Time) {
         let elapsed = self.pace.since(now);
         let above = self.sight.latency > self.target;
@@ -266,7 +266,7 @@ impl Governor {
         self.pace.ticked(now, attentive, quiet, cost);
     }
 
-    /// Lets go after a long time far below the threshold in which no window held anything back.
+    /// Disengages after a long time far below the threshold in which no window delayed I/Os.
     fn ease(&mut self, now: Time) {
         let binding = |record: &Record| record.flags.has(Flags::BINDING);
         let bound = self.binding() || self.peers.iter().any(|peer| binding(&peer.record));
@@ -289,12 +289,12 @@ impl Governor {
         }
     }
 
-    /// Engages after two ticks above the threshold, or where others have and latency is not far below it.
+    /// Engages after two ticks above the threshold, or if others have engaged and latency is not far below it.
     fn tense(&mut self) {
         let knee = self.curve.knee().filter(|knee| knee.saturated);
         let filled = knee.is_none_or(|knee| self.sight.in_flight > 0.5 * knee.in_flight);
         if self.over >= ABOVE_FOR && filled {
-            // What is in flight now is what this latency comes from; the law takes it from there.
+            // The current latency belongs to the current I/O in flight; the law starts from there.
             self.cluster = self.mean_of_others().unwrap_or(self.sight.in_flight);
             self.engage();
         } else if self.sight.latency >= FAR_BELOW * self.target
@@ -335,7 +335,8 @@ impl Governor {
         }
         self.since_engaged = self.since_engaged.saturating_add(1);
         if core::mem::take(&mut self.met) && self.since_engaged <= START_TICKS {
-            // Begun alone with our own in view, we meet others who begin: all that is in flight is what latency is from.
+            // We engaged alone, from our own I/O in flight, and now see others engage. The latency belongs to the sum
+            // of all.
             self.cluster = self.cluster.max(self.sight.in_flight);
         }
         self.lead_or_follow(now);
@@ -349,7 +350,7 @@ impl Governor {
             agreed = (agreed.0 + record.cluster, agreed.1 + 1.0);
         }
         let mean = agreed.0 / agreed.1;
-        // Moved on purpose, latency is no reason to move it back, unless it is far off.
+        // A dither moves the window on purpose; the law does not move it back unless latency is far off.
         let sight = window::Sight {
             latency: self.felt,
             short: self.short,
@@ -358,7 +359,7 @@ impl Governor {
         let calm = self.dither.on().is_some() && sight.latency < 1.3 * self.target;
         let target = if calm { sight.latency } else { self.aim() };
         self.cluster = window::next(self.cluster, mean, target, &sight, most);
-        // For a latency target alone it does not get so narrow that throughput suffers.
+        // For a latency target alone the window does not shrink so far that throughput suffers.
         if self.target < self.base
             && sight.latency <= self.base
             && let Some(narrowest) = self.curve.narrowest(THROUGHPUT_LEAST)
@@ -367,8 +368,8 @@ impl Governor {
         }
     }
 
-    /// The latency that the window is to bring: that of a knee or of a latency target as it is, and for a threshold that was
-    /// set a little less.
+    /// The latency that the window aims at: that of a knee or of a latency target itself, and slightly less than a
+    /// fixed threshold.
     fn aim(&self) -> f64 {
         let set = self.common.threshold_mode == 1 && self.target >= self.base;
         if set { AIM * self.target } else { self.target }
@@ -389,7 +390,7 @@ impl Governor {
         self.dither.tick(now, leader.map(|record| record.flags));
     }
 
-    /// Our part, from everybody's demands.
+    /// Computes our part from the demands of all hosts.
     pub(super) fn divide(&mut self) {
         if !self.engaged {
             self.part = f64::from(self.settings.window_most);
@@ -454,8 +455,8 @@ impl Governor {
         }
     }
 
-    /// How long a unit of cost stays in flight: by Little's law what is in flight over what is done, and no less than
-    /// the latency of small I/Os.
+    /// The residence time of a unit of cost, by Little's law: I/O in flight over throughput, at least the latency of
+    /// small I/Os.
     pub(super) fn residence(&self) -> f64 {
         let latency = self.smooth;
         if self.sight.rate <= 0.0 || latency <= 0.0 {
@@ -464,14 +465,14 @@ impl Governor {
         (self.sight.in_flight / self.sight.rate * SECOND).clamp(latency, 4.0 * latency)
     }
 
-    /// One second without the others.
+    /// One second of the law for a host that works alone.
     pub(super) fn by_itself(&mut self, now: Time) {
         let due = self.alone_at.is_none_or(|at| now.since(at) >= ALONE_EVERY);
         if due && !self.threshold_off() {
             self.alone_at = Some(now);
             let most = f64::from(self.settings.window_most);
             let shares = self.disks.shares();
-            // Where nothing ends, the last latency is no latency.
+            // Without completions the last latency is meaningless.
             let latency = if self.meter.ios > 0.0 {
                 self.meter.latency
             } else {
@@ -486,7 +487,7 @@ impl Governor {
         self.pace.ticked(now, true, true, cost);
     }
 
-    /// Our slot, when it is time to speak.
+    /// Our slot, if it is time to publish.
     pub(super) fn publish(&mut self, now: Time, law: bool) -> Option<[u8; SLOT]> {
         let fast = self.pace.fast();
         let since = self
@@ -503,7 +504,7 @@ impl Governor {
             self.pace.ticked(now, self.engaged, false, self.cost(false));
         }
         let interval = self.pace.interval();
-        // By a shorter one the others would take us for dead.
+        // With a shorter announced interval the others would consider us dead.
         let early = since.as_nanos() < due && interval <= self.said;
         if early || common::mode(self.common.mode) == Mode::Off && !law {
             return None;
@@ -515,7 +516,7 @@ impl Governor {
         Some(self.record().encode())
     }
 
-    /// What we say of ourselves.
+    /// The record that we publish.
     pub(super) fn record(&self) -> Record {
         let knee = self.curve.knee();
         let found = self.learner.found();
@@ -576,9 +577,9 @@ impl Governor {
         })
     }
 
-    /// Every disk once: our own with fresh demands (claim-first), and the others' as they last said. Of a disk on two
-    /// hosts the entry of the one that serves it counts; of two such, that of the higher incarnation: any rule would
-    /// do that all hosts share.
+    /// Every disk once: our own with current demands (claim-first), and the others' as last published. If two hosts
+    /// list a disk, the entry of the host that serves it counts. If both serve it, the higher incarnation counts; any
+    /// common rule would do.
     pub(super) fn all_disks(&self) -> (Vec<Entry>, Vec<Entry>) {
         let own = self.settings.incarnation;
         let mut all: Vec<(Entry, u64)> = self.own_entries().map(|entry| (entry, own)).collect();
@@ -598,7 +599,7 @@ impl Governor {
         (entries(own), entries(foreign))
     }
 
-    /// Whether our window holds I/Os back.
+    /// Whether our window delays I/Os.
     pub(super) fn binding(&self) -> bool {
         self.engaged && (self.meter.held || self.meter.in_flight >= BINDS * self.part)
     }
@@ -607,8 +608,8 @@ impl Governor {
         self.common.threshold_mode == 2 || common::mode(self.common.mode) == Mode::Off
     }
 
-    /// Whether ticks that the budget of quiet times pays for are worth it: control has just engaged, latency is far from
-    /// the threshold, or hosts do not agree. Otherwise more looks would see more noise.
+    /// Whether it is worth spending saved budget on ticks: control has just engaged, latency is far from the threshold,
+    /// or hosts do not agree. Otherwise more ticks would only measure more noise.
     fn is_far_off(&self, ratio: f64) -> bool {
         let near = |window: f64| (window / self.cluster - 1.0).abs() < AGREED;
         let mut others = self.peers.iter().filter(|peer| peer.live());
@@ -618,8 +619,8 @@ impl Governor {
         self.engaged && (self.since_engaged <= NEW_TICKS || !agree || !calm)
     }
 
-    /// What a tick takes of the datastore. It counts against the most that the datastore is known to do: what it did
-    /// while it was idle is no measure of that, and nobody ticks for long where it is not engaged.
+    /// The cost of a tick for the datastore. It is measured against the known peak throughput. The throughput of an
+    /// idle time is no measure of that, and ticks are rare while control is not engaged.
     pub(super) fn cost(&self, in_haste: bool) -> Cost {
         let known = self.curve.knee().map_or(0.0, |knee| knee.peak);
         let peak = if self.engaged {
@@ -636,7 +637,7 @@ impl Governor {
         Cost { seen, ..cost }
     }
 
-    /// Moments in which our window bound, for the fit of costs.
+    /// Passes intervals in which our window was the limit to the fit of costs.
     pub(super) fn learn(&mut self, bins: &[Bin]) {
         if !self.settings.learn || !self.engaged || !self.binding() || self.alone {
             return;
@@ -661,7 +662,7 @@ impl Governor {
         }
     }
 
-    /// Moves our costs towards the median of what all hosts found: all must charge alike.
+    /// Moves our costs towards the median of all hosts' fits, since all hosts must charge equal costs.
     fn learn_from_all(&mut self, elapsed: Span) {
         if !self.settings.learn {
             return;

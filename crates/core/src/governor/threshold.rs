@@ -1,13 +1,13 @@
 //! The automatic congestion threshold of a datastore.
 //!
-//! Nothing is injected and no idle hour is waited for: ordinary load shows, by and by, how much the datastore does with
-//! how much in flight ([`Curve`]). The knee of that curve is where nine tenths of the most it ever did are reached;
-//! more in flight only makes everybody wait. The threshold ([`Seeker`]) moves towards it slowly, and downwards as long as
-//! less in flight has not been seen to do less.
+//! The search needs no injected I/O and no idle hours. Ordinary load shows over time how throughput depends on the I/O
+//! in flight ([`Curve`]). The knee of that curve is where throughput reaches nine tenths of its peak. More in flight
+//! only increases latency. The threshold ([`Seeker`]) moves towards the knee slowly. It moves down as long as less in
+//! flight was not seen to do less.
 //!
 //! # Always true
 //! - The threshold stays between 0.3 ms and 50 ms and moves by a tenth in ten seconds at most.
-//! - Before anything was learned it is what the kind of datastore suggests.
+//! - Initially it is the value for the kind of datastore.
 //!
 //! # Units
 //! In flight in reference I/Os, rates in those a second, latencies in nanoseconds.
@@ -26,28 +26,28 @@ const BINS: usize = 45;
 const FIRST: f64 = 0.25;
 /// The ratio of two bins.
 const HALF_OCTAVE: f64 = core::f64::consts::SQRT_2;
-/// What was not seen again counts half after so long: the array of another day may be another one. Origin: chosen; no
+/// A bin without new data loses half its weight in this time, because the array may change. Origin: chosen; no
 /// measurement.
 const HALF_LIFE: Span = Span::from_secs(3_600);
-/// The time that counts within a bin, in nanoseconds: shorter than a day's changes, longer than noise. Origin:
-/// chosen; no measurement.
+/// The time constant within a bin, in nanoseconds: shorter than a day's changes, longer than noise. Origin: chosen; no
+/// measurement.
 const MEMORY: f64 = 20e9;
-/// A bin is believed after this much time in it, in nanoseconds, until half of that is forgotten. Origin: chosen; no
+/// A bin is used after this much time in it, in nanoseconds, until half of that has decayed. Origin: chosen; no
 /// measurement.
 const ENOUGH: f64 = 0.4e9;
 /// The knee is the least I/O in flight with this part of the highest throughput. Origin: Storage I/O Control (vSphere
 /// 5.1), whose automatic threshold is the latency at 90 % of the peak throughput.
 const KNEE: f64 = 0.9;
-/// The way down ends where the least in flight that was seen does less than this part of the maximum. Origin:
+/// The search downwards ends if the lowest known I/O in flight reaches less than this part of the peak. Origin:
 /// measurement (decisions/0010); the value is chosen.
 const FALLS: f64 = 0.95;
-/// That is believed after this much time in the bin, in nanoseconds. By chance a twentieth less is seen in half a
-/// second. Origin: simulation (`row-17-tail`; decisions/0010).
+/// That applies after this much time in the bin, in nanoseconds. In half a second, chance alone gives a twentieth less.
+/// Origin: simulation (`row-17-tail`; decisions/0010).
 const SURE: f64 = 2e9;
-/// A lower bin that did this much times what a higher one does now is out of date: more in flight never does less.
-/// Origin: chosen; no measurement.
+/// A lower bin that did this much times the current throughput of a higher one is out of date: more in flight never
+/// does less. Origin: chosen; no measurement.
 const STALE: f64 = 1.1;
-/// The factor of a step down to where nothing is known. Origin: chosen; no measurement.
+/// The factor of a step down into the unknown. Origin: chosen; no measurement.
 const DOWN: f64 = 0.7;
 /// A latency of at least this part of a threshold is near it. Origin: chosen; no measurement.
 const SEEN: f64 = 0.5;
@@ -59,39 +59,39 @@ const LEAST: f64 = 0.3e6;
 /// The highest automatic threshold, in nanoseconds. Origin: chosen; no measurement.
 const MOST: f64 = 50e6;
 
-/// What the datastore did with so much in flight.
+/// The throughput and latency at one level of I/O in flight.
 #[derive(Clone, Copy, Debug, Default)]
 struct Bin {
-    /// Nanoseconds of load seen, decayed.
+    /// Nanoseconds of load, decayed.
     weight: f64,
-    /// Enough was seen, and half of that still counts.
+    /// Whether the bin has enough data, and half of that still counts.
     believed: bool,
     rate: f64,
     latency: f64,
 }
 
-/// Throughput and latency by what was in flight.
+/// Throughput and latency by I/O in flight.
 #[derive(Clone, Debug)]
 pub struct Curve {
     bins: [Bin; BINS],
 }
 
-/// What the curve tells.
+/// The knee of a curve.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Knee {
-    /// The most the datastore was seen to do.
+    /// The highest throughput seen.
     pub peak: f64,
-    /// In flight at the knee.
+    /// I/O in flight at the knee.
     pub in_flight: f64,
     /// Latency at the knee.
     pub latency: f64,
-    /// The least latency of all bins.
+    /// The lowest latency of all bins.
     pub least: f64,
-    /// Less in flight was seen to do clearly less: the knee is here, and not somewhere below.
+    /// Whether less in flight did clearly less: the knee is here, and not below.
     pub bracketed: bool,
-    /// Nothing less in flight is known, and what is known begins to do less: the knee is hardly below.
+    /// Whether no lower I/O in flight is known, and throughput already falls there: the knee is hardly below.
     pub falls: bool,
-    /// Much more in flight was seen to do hardly more: `peak` is the datastore's, not the load's.
+    /// Whether much more in flight did hardly more: the datastore and not the load limits `peak`.
     pub saturated: bool,
 }
 
@@ -104,7 +104,7 @@ impl Default for Curve {
 }
 
 impl Curve {
-    /// So it went for `span`.
+    /// Adds an observation of this length.
     pub fn saw(&mut self, span: Span, sight: &Sight) {
         if sight.latency <= 0.0 || sight.in_flight < FIRST || span == Span::ZERO {
             return;
@@ -133,24 +133,24 @@ impl Curve {
         }
     }
 
-    /// The bins that are believed, from the least in flight on.
+    /// The bins with enough data, in ascending order of I/O in flight.
     fn known(&self) -> impl Iterator<Item = (usize, &Bin)> {
         let bins = self.bins.iter().enumerate();
         bins.filter(|(_, bin)| bin.believed)
     }
 
-    /// The most that was seen to be done.
+    /// The highest throughput seen.
     fn peak(&self) -> f64 {
         self.known().map(|(_, bin)| bin.rate).fold(0.0, f64::max)
     }
 
-    /// The knee as far as it is known; none before anything was seen.
+    /// The knee as far as it is known; `None` without data.
     pub fn knee(&self) -> Option<Knee> {
         let known = || self.known();
         let peak = self.peak();
         let (place, knee) = known().find(|(_, bin)| bin.rate >= KNEE * peak)?;
         let least = known().map(|(_, bin)| bin.latency).fold(f64::MAX, f64::min);
-        // An octave more in flight that brought no more than the tenth in question: that was the datastore's most.
+        // An octave more in flight brought no more than a tenth: the datastore is saturated.
         let saturated = known().any(|(beyond, _)| beyond >= place + 2);
         let bracketed = place == 0 || known().any(|(below, _)| below < place && below + 2 >= place);
         let falls = knee.rate < FALLS * peak && knee.weight >= SURE;
@@ -166,28 +166,28 @@ impl Curve {
         })
     }
 
-    /// How little may be in flight where `part` of the most is to be done; none: that is not known. With so little in flight
-    /// latency is nearly that of an idle datastore, and no measure of how little it is.
+    /// The least I/O in flight that reaches `part` of the peak; `None` if unknown. At such levels the latency is nearly
+    /// that of an idle datastore, and does not show how little is in flight.
     pub fn narrowest(&self, part: f64) -> Option<f64> {
         let (place, _) = self.least_with(part)?;
         Some(self.down_from(place) * middle(place))
     }
 
-    /// The bin with the least in flight in which `part` of the most was done.
+    /// The bin with the least I/O in flight that reaches `part` of the peak.
     fn least_with(&self, part: f64) -> Option<(usize, &Bin)> {
         let peak = self.peak();
         self.known().find(|(_, bin)| bin.rate >= part * peak)
     }
 
-    /// By what a step goes down from a bin: nowhere where a little less is known, else to where nothing is.
+    /// The factor of a step down from a bin: 1 if a slightly lower level is known, otherwise the step into the unknown.
     fn down_from(&self, place: usize) -> f64 {
         let near = |(below, _): (usize, &Bin)| below < place && below + 2 >= place;
         if self.known().any(near) { 1.0 } else { DOWN }
     }
 
-    /// The tightest threshold that leaves `part` of the most: the latency with the least in flight that did so much, or
-    /// a step below it while nothing is known of a little less. `base`, the threshold without that, as long as nothing
-    /// near it was seen: until then the most is not known.
+    /// The tightest threshold that leaves `part` of the peak: the latency at the least I/O in flight that reaches it,
+    /// or a step below it while no slightly lower level is known. `base`, the threshold without targets, applies until
+    /// there is data near it; before that the peak is unknown.
     pub fn tightest(&self, part: f64, base: f64) -> f64 {
         let known = || self.known();
         if known().all(|(_, bin)| bin.latency < SEEN * base) {
@@ -197,7 +197,7 @@ impl Curve {
             return base;
         };
         let below = || known().take_while(|&(below, _)| below < place);
-        // No window makes I/Os faster than those of an idle datastore: aimed at that, it would only get smaller.
+        // No window makes I/Os faster than on an idle datastore: with that as its target the window would only shrink.
         let least = below().map(|(_, bin)| bin.latency).fold(f64::MAX, f64::min);
         let attainable = if least < f64::MAX {
             ABOVE_LEAST * least
@@ -209,7 +209,7 @@ impl Curve {
     }
 }
 
-/// The bin of so much in flight.
+/// The bin of this I/O in flight.
 fn place(in_flight: f64) -> usize {
     let (mut place, mut bound) = (0, FIRST * HALF_OCTAVE);
     while bound <= in_flight && place < BINS - 1 {
@@ -219,39 +219,39 @@ fn place(in_flight: f64) -> usize {
     place
 }
 
-/// What is in flight in the middle of a bin.
+/// The I/O in flight at the middle of a bin.
 fn middle(place: usize) -> f64 {
     (0..place).fold(FIRST * 1.2, |at, _| at * HALF_OCTAVE)
 }
 
-/// The automatic threshold on its slow way to the knee.
+/// The automatic threshold, which moves slowly towards the knee.
 #[derive(Clone, Copy, Debug)]
 pub struct Seeker {
     at: f64,
 }
 
 impl Seeker {
-    /// From a first guess, nanoseconds.
+    /// Starts at a first guess, in nanoseconds.
     pub fn new(guess: f64) -> Seeker {
         Seeker {
             at: guess.clamp(LEAST, MOST),
         }
     }
 
-    /// Where it is.
+    /// The current threshold.
     pub fn at(&self) -> f64 {
         self.at
     }
 
-    /// Moves towards where the knee says, by a tenth in ten seconds at most.
+    /// Moves towards the knee, by a tenth in ten seconds at most.
     pub fn seek(&mut self, elapsed: Span, knee: &Knee) {
         let mut goal = 1.25 * knee.latency;
         if knee.least < knee.latency {
-            // Only where less than at the knee was in flight it is known how low latency can be.
+            // The lowest possible latency is known only if less than at the knee was in flight.
             goal = goal.max(2.0 * knee.least);
         }
         if !knee.bracketed && !knee.falls {
-            // The least that was ever in flight was still enough: the knee lies below, and only going there shows it.
+            // The lowest known I/O in flight still sufficed: the knee is below, and only going there shows it.
             goal = DOWN * knee.latency;
         }
         let goal = goal.clamp(LEAST, MOST);
@@ -273,11 +273,12 @@ impl Default for Pressure {
 }
 
 impl Pressure {
-    /// The worst of all hosts (1: just met). It counts at once; it relaxes by a twentieth a second.
+    /// Takes the worst ratio of all hosts (1: just met). A higher one counts at once; it decays by a twentieth a
+    /// second.
     pub fn felt(&mut self, elapsed: Span, worst: f64) {
         let seconds = real(elapsed.as_nanos()) / SECOND;
         let relaxed = self.held * (1.0 - 0.05 * seconds.min(1.0));
-        // A target that is missed while the threshold is already tight needs a tighter one: pressure multiplies, slowly.
+        // A target that is missed at a tight threshold needs a tighter one: pressure multiplies, slowly.
         let grown = if worst > 1.0 {
             self.held * (1.0 + seconds.min(1.0) * (worst.min(4.0) - 1.0))
         } else {
@@ -286,7 +287,7 @@ impl Pressure {
         self.held = relaxed.max(grown).clamp(1.0, 4.0);
     }
 
-    /// The threshold that holds now. `least`: what [`Curve::tightest`] says.
+    /// The effective threshold. `least`: the result of [`Curve::tightest`].
     pub fn on(&self, threshold: f64, least: f64) -> f64 {
         let tight = threshold / self.held;
         tight.max(least).min(threshold)

@@ -1,21 +1,21 @@
 //! The window of the whole cluster: every host computes the same number from the same reports.
 //!
-//! The governor calls [`next`] once a tick while control is engaged. Who gets which part of it is not decided here
-//! (that is [`super::division`]): efficiency and fairness are two laws.
+//! The governor calls [`next`] once a tick while control is engaged. The division of the window is separate
+//! ([`super::division`]): efficiency and fairness are two laws.
 //!
 //! # Always true
-//! - Between `hosts * floor` and `hosts * most`, whatever came in.
-//! - Where load does not fill the window and nobody could use more, the window stays (coast): an idle hour does not blow
-//!   it up.
-//! - Two hosts that disagree, disagree half as much after each tick (consensus).
+//! - The result is between `hosts * floor` and `hosts * most`, for any input.
+//! - If the load does not fill the window and no disk could use more, the window stays (coast), so it does not grow
+//!   while idle.
+//! - The difference between two hosts halves with each tick (consensus).
 //!
 //! # Units
 //! Windows and queues in reference I/Os, latencies in nanoseconds.
 //!
 //! # Source
-//! PARDA's (FAST 2009) feedback on latency, with Little's law in place of its small steps: with `Q` in flight and a
-//! latency `L`, the array does `Q / L`, so `Q * L* / L` in flight give the latency `L*`, at once. Where `L` is still that of
-//! a queue from before, what was done counts: `X` a second, so `X * L*` in flight.
+//! PARDA's (FAST 2009) feedback on latency, with Little's law in place of its small steps. With `Q` in flight and a
+//! latency `L`, the array does `Q / L`, so `Q * L* / L` in flight give the latency `L*` at once. While an earlier queue
+//! drains, `L` belongs to that queue. Then throughput counts: at `X` a second, `X * L*` in flight.
 
 use super::number::SECOND;
 
@@ -26,9 +26,9 @@ const URGENT: f64 = 0.7;
 const UP: f64 = 0.3;
 /// The step of a tick downwards that is not urgent, as a part of the way. Origin: chosen; no measurement.
 const DOWN: f64 = 0.5;
-/// The highest ratio of threshold to latency that a tick believes. Origin: chosen; no measurement.
+/// The highest ratio of threshold to latency that a tick uses. Origin: chosen; no measurement.
 const MOST_RATIO: f64 = 2.0;
-/// The part of an equal division that each host has at least. Origin: chosen; no measurement.
+/// The minimum of each host, as a part of an equal division. Origin: chosen; no measurement.
 const FLOOR_PART: f64 = 0.25;
 /// The highest floor, in I/Os. With a fixed floor of four, shares of 24 hosts on a fast array were 16 % off. Origin:
 /// simulation of the design, before `crates/sim`; `row-16-many-hosts` checks it.
@@ -36,28 +36,27 @@ const FLOOR_MOST: f64 = 4.0;
 /// While less than this part of the window is in use, latency says nothing about the window. Origin: chosen; no
 /// measurement.
 const IN_USE: f64 = 0.7;
-/// One tick brings the window to no less than this part of the I/O in flight. Origin: chosen; no measurement.
+/// A tick never sets the window below this part of the I/O in flight. Origin: chosen; no measurement.
 pub(super) const LEAST_RATIO: f64 = 0.25;
-/// The part of a difference between hosts that each gives up in a tick. Origin: chosen; a difference halves in a
-/// tick.
+/// The part of a difference between hosts that each removes in a tick. Origin: chosen; a difference halves in a tick.
 const CONSENSUS: f64 = 0.5;
 
-/// What all hosts together did since they last told.
+/// The sums of all hosts since their last records.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sight {
-    /// Mean normalised latency, each host's weighted by its I/Os; 0: no I/O was seen.
+    /// Mean normalised latency, weighted by I/Os; 0: without I/O.
     pub latency: f64,
-    /// In flight on average.
+    /// Average I/O in flight.
     pub in_flight: f64,
-    /// Done a second.
+    /// Throughput a second.
     pub rate: f64,
-    /// Hosts, this one included.
+    /// The number of hosts, including this one.
     pub hosts: u32,
-    /// Somebody was given less than it could use, however much others leave of what they were given.
+    /// Whether any disk got less than it could use, apart from unused parts of others.
     pub short: bool,
 }
 
-/// The least a host is given: a host with nothing in flight could never be heard.
+/// The minimum of each host: a host with nothing in flight would have no measurements.
 pub fn floor(cluster: f64, hosts: u32) -> f64 {
     (FLOOR_PART * cluster / f64::from(hosts.max(1))).clamp(1.0, FLOOR_MOST)
 }
@@ -75,13 +74,13 @@ pub fn step(window: f64, target: f64, sight: &Sight) -> f64 {
         return (1.0 - UP) * window + UP * ratio * window;
     }
     let part = if ratio < URGENT { 1.0 } else { DOWN };
-    // While a queue from before drains, latency is that queue's, and what is done in the latency wanted the truth.
+    // While an earlier queue drains, latency belongs to that queue; throughput times the target latency is right.
     let through = target / SECOND * sight.rate;
     let goal = (ratio * sight.in_flight.min(window)).max(through.min(window));
     (1.0 - part) * window + part * goal
 }
 
-/// The cluster's window after one tick: the law, then half way towards the mean of what all hosts have (`mean`).
+/// The cluster's window after one tick: the law, then half way towards the mean of all hosts' windows (`mean`).
 pub fn next(window: f64, mean: f64, target: f64, sight: &Sight, most: f64) -> f64 {
     let stepped = step(window, target, sight);
     let agreed = stepped + CONSENSUS * (mean - window);
@@ -130,14 +129,14 @@ mod tests {
     fn the_window_goes_down_from_what_is_in_flight_where_that_is_less() {
         assert_eq!(step(80.0, 25e6, &sight(50e6, 40.0)), 20.0);
         assert_eq!(step(80.0, 25e6, &sight(31.25e6, 60.0)), 64.0);
-        // What is beyond the window came before it: half of all that is in flight takes half the time.
+        // The excess over the window came before it: half of the I/O in flight takes half the time.
         assert_eq!(step(80.0, 25e6, &sight(50e6, 100.0)), 50.0);
     }
 
     #[test]
     fn while_an_old_queue_drains_the_window_goes_down_to_what_is_done_in_the_latency_wanted_and_no_further()
      {
-        // A thousand a second: 25 of them in 25 ms, whatever came before has to wait.
+        // A thousand a second: 25 of them in 25 ms; the earlier ones must wait.
         let mut window = 80.0;
         for (latency, in_flight) in [(600e6, 600.0), (700e6, 300.0), (500e6, 30.0), (200e6, 25.0)] {
             let draining = Sight {
@@ -147,7 +146,7 @@ mod tests {
             window = step(window, 25e6, &draining);
             assert_eq!(window, 25.0);
         }
-        // Nothing that was done in a burst makes it grow.
+        // Throughput during a burst does not make it grow.
         let burst = Sight {
             rate: 10_000.0,
             ..sight(50e6, 25.0)
@@ -168,7 +167,7 @@ mod tests {
 
     #[test]
     fn a_disagreement_halves_each_tick() {
-        // At the threshold the law itself moves nothing.
+        // At the threshold the law itself changes nothing.
         let quiet = sight(25e6, 60.0);
         let (mut a, mut b) = (40.0_f64, 80.0_f64);
         for _ in 0..4 {
