@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn who_started_before_the_lock_became_idle_ends_without_it() {
+    fn a_request_unknown_to_an_idle_lock_is_released_without_effect() {
         let mut lock = RangeLock::new();
         assert!(lock.acquire(wanted(0, 0, 4096, Mode::Exclusive)));
         assert!(lock.acquire(wanted(1, 4096, 8192, Mode::Shared)));

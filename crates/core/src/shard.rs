@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn a_completion_that_comes_twice_ends_nothing() {
+    fn a_repeated_completion_has_no_effect() {
         let mut shard = shard(0);
         let io = started(&submit(&mut shard, 1, request(Op::Write, 0, 512)));
         finish(&mut shard, io);
@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gathered_goes_on_together_and_ends_once() {
+    fn gathered_ios_move_together_and_complete_once() {
         let mut shard = shard(1);
         let mut out = Vec::new();
         for token in 0..3 {
@@ -566,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_comes_after_what_was_gathered_before_it() {
+    fn an_order_is_handled_after_earlier_gathered_events() {
         let mut shard = shard(1);
         let mut out = Vec::new();
         let asked = asked(1, request(Op::Write, 4096, 4096));
@@ -644,7 +644,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_leaves_only_when_its_last_io_has_ended() {
+    fn a_disk_is_detached_only_after_its_last_io() {
         let mut shard = shard(1);
         let io = started(&submit(&mut shard, 1, request(Op::Read, 0, 512)));
         let mut out = Vec::new();

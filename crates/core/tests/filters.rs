@@ -210,7 +210,7 @@ fn filters_are_named_as_on_the_command_line_and_unknown_ones_are_refused() {
 }
 
 #[test]
-fn stats_tells_the_stages_of_an_io_apart() {
+fn stats_separates_the_stages_of_an_io() {
     // The delay stands below, so its 5 us are the filters'; 3 us waited, 40 us with the datastore.
     let mut host = Host::new(&["stats", "fault:delay=5us"]);
     host.submit(103_000, 3_000, 1, Op::Read, 0, 4_096);
@@ -313,7 +313,7 @@ fn outstanding_is_known_now_at_most_and_on_average() {
 }
 
 #[test]
-fn what_comes_and_ends_at_one_moment_is_counted_as_if_each_came_by_itself() {
+fn batched_ios_are_counted_like_single_ones() {
     let ops = [Op::Read, Op::Write, Op::Flush, Op::Discard];
     let mut hosts = [Host::new(&["stats"]), Host::new(&["stats"])];
     let mut random = 1_u64;
@@ -380,7 +380,7 @@ fn what_comes_and_ends_at_one_moment_is_counted_as_if_each_came_by_itself() {
 }
 
 #[test]
-fn ends_that_come_together_are_no_sign_of_a_busy_disk() {
+fn batched_completions_do_not_make_a_disk_busy() {
     let mut host = Host::new(&["stats"]);
     // A thousand a second, thirty-two at a time.
     for burst in 1..=50 {
@@ -403,7 +403,7 @@ fn ends_that_come_together_are_no_sign_of_a_busy_disk() {
 }
 
 #[test]
-fn an_arrival_after_the_end_counts_as_no_time_at_all() {
+fn an_arrival_after_the_completion_counts_as_zero_time() {
     let mut host = Host::new(&["stats"]);
     host.whole(1_000, 300, Op::Read, 0, 512, Ok(()));
     let late = Event::Submitted {
@@ -428,7 +428,7 @@ fn an_arrival_after_the_end_counts_as_no_time_at_all() {
 }
 
 #[test]
-fn of_a_disk_that_has_become_slow_every_io_is_seen_again() {
+fn a_disk_that_becomes_slow_has_every_io_counted_again() {
     let mut host = Host::new(&["stats"]);
     for n in 0..10_000 {
         host.whole(1_000_000 + n * 200, 100, Op::Read, 0, 4_096, Ok(()));
@@ -453,7 +453,7 @@ fn of_a_disk_that_has_become_slow_every_io_is_seen_again() {
 }
 
 #[test]
-fn histograms_hold_every_io_while_slow_and_a_fair_sample_when_fast() {
+fn histograms_count_every_io_of_a_slow_disk_and_a_fair_sample_of_a_fast_one() {
     for (gap, unseen) in [(200_000, 0), (100, GAP_MAX as u64)] {
         let mut host = Host::new(&["stats"]);
         let mut sum = 0;
@@ -488,7 +488,7 @@ fn histograms_hold_every_io_while_slow_and_a_fair_sample_when_fast() {
 }
 
 #[test]
-fn what_ends_together_is_counted_as_one_after_the_other() {
+fn completions_of_a_batch_are_counted_one_by_one() {
     const OPS: [Op; 3] = [Op::Read, Op::Write, Op::Flush];
     let mut host = Host::new(&["stats"]);
     let mut expected = [OpCounts::default(); OPS.len()];
@@ -551,7 +551,7 @@ fn a_disks_stats_take_well_under_100_kib() {
 }
 
 #[test]
-fn an_error_rule_strikes_every_nth_of_its_operation_and_range() {
+fn an_error_rule_applies_to_every_nth_io_of_its_operation_and_range() {
     let mut host = Host::new(&["fault:error=eio,op=write,every=3,range=1M-2M"]);
     let mut struck = Vec::new();
     for n in 0..9 {
@@ -579,7 +579,7 @@ fn an_error_rule_strikes_every_nth_of_its_operation_and_range() {
 }
 
 #[test]
-fn a_rule_starts_after_some_and_ends_with_its_count() {
+fn a_rule_starts_after_its_offset_and_ends_after_its_count() {
     let mut host = Host::new(&["fault:error=eio,after=2,count=3"]);
     let struck = (0..10).map(|n| {
         host.ask(0, n, Op::Read, 0, 512);
@@ -591,7 +591,7 @@ fn a_rule_starts_after_some_and_ends_with_its_count() {
 }
 
 #[test]
-fn chance_strikes_about_as_often_as_told_and_the_same_for_one_seed() {
+fn a_random_rule_has_the_configured_rate_and_is_reproducible_by_seed() {
     let run = |seed| {
         let mut host = Host::new(&[&format!("fault:error=eio,probability=0.1,seed={seed}")]);
         (0..5_000).for_each(|n| host.ask(0, n, Op::Read, 0, 512));
@@ -603,7 +603,7 @@ fn chance_strikes_about_as_often_as_told_and_the_same_for_one_seed() {
 }
 
 #[test]
-fn a_delay_holds_an_io_for_its_time_in_order_and_wakes_the_thread_for_it() {
+fn a_delay_preserves_order_and_wakes_the_thread_in_time() {
     let mut host = Host::new(&["fault:delay=5ms"]);
     host.ask(0, 1, Op::Write, 0, 512);
     host.ask(1_000_000, 2, Op::Read, 0, 512);
@@ -633,7 +633,7 @@ fn a_delay_with_an_error_fails_after_its_time() {
 }
 
 #[test]
-fn of_a_torn_write_only_the_first_bytes_reach_the_datastore() {
+fn only_the_first_bytes_of_a_torn_write_reach_the_datastore() {
     for (rule, len, kept, answer) in [
         ("fault:torn", 8_192, 4_096, Ok(())),
         ("fault:torn", 3_000, 1_024, Ok(())),
@@ -651,7 +651,7 @@ fn of_a_torn_write_only_the_first_bytes_reach_the_datastore() {
 }
 
 #[test]
-fn a_torn_write_that_the_datastore_refuses_fails_with_its_fault() {
+fn a_torn_write_that_the_datastore_rejects_fails_with_its_error() {
     let mut host = Host::new(&["fault:torn"]);
     host.ask(0, 7, Op::Write, 0, 8_192);
     let io = host.started()[0].0;
@@ -660,7 +660,7 @@ fn a_torn_write_that_the_datastore_refuses_fails_with_its_fault() {
 }
 
 #[test]
-fn a_write_too_small_to_tear_is_lost_and_a_lost_write_is_answered_as_done() {
+fn a_write_too_small_to_tear_is_lost_and_reports_success() {
     let mut host = Host::new(&["fault:torn"]);
     host.ask(0, 1, Op::Write, 0, 512);
     assert_eq!(
@@ -697,7 +697,7 @@ fn entries(file: &[u8]) -> Vec<Entry> {
 }
 
 #[test]
-fn a_trace_holds_what_was_asked_when_and_how_it_ended() {
+fn a_trace_records_requests_times_and_results() {
     let mut host = tracing();
     host.submit(10_000, 1_000, 1, Op::Read, 4_096, 512);
     let io = host.started()[0].0;
@@ -729,7 +729,7 @@ fn a_trace_holds_what_was_asked_when_and_how_it_ended() {
 }
 
 #[test]
-fn an_idle_disk_under_trace_wakes_nobody() {
+fn a_traced_idle_disk_wakes_no_thread() {
     let mut host = tracing();
     assert_eq!(host.shard.deadline(), None);
     host.whole(0, 1, Op::Read, 0, 512, Ok(()));
@@ -738,7 +738,7 @@ fn an_idle_disk_under_trace_wakes_nobody() {
 }
 
 #[test]
-fn records_are_dropped_and_counted_while_both_buffers_are_on_their_way() {
+fn records_are_dropped_and_counted_while_both_buffers_are_being_written() {
     let mut host = tracing();
     let full = u64::try_from(BLOCK_RECORDS).unwrap();
     let (mut now, mut file) = (0, Vec::new());
@@ -802,7 +802,7 @@ fn records_are_dropped_and_counted_while_both_buffers_are_on_their_way() {
 }
 
 #[test]
-fn a_file_that_fails_costs_records_and_never_io() {
+fn a_failing_trace_file_loses_records_but_no_io() {
     let mut host = tracing();
     host.whole(0, 1, Op::Read, 0, 512, Ok(()));
     host.handle(2_000_000_000, Event::Ticked);

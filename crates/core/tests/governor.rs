@@ -60,7 +60,7 @@ fn from_cold_four_hosts_reach_their_shares_and_the_threshold_in_about_a_second()
 }
 
 #[test]
-fn an_idle_disks_part_goes_to_the_others_and_comes_back() {
+fn an_idle_disks_part_is_lent_to_the_others_and_returned() {
     let mut world = four();
     world.run(10_000);
     world.hosts[3].disks[0].wants = 0.0;
@@ -91,7 +91,7 @@ fn an_idle_disks_part_goes_to_the_others_and_comes_back() {
 }
 
 #[test]
-fn a_single_slow_moment_does_not_engage_control() {
+fn a_single_latency_spike_does_not_engage_control() {
     let mut world = four();
     for host in &mut world.hosts {
         host.disks[0].wants = 15.0;
@@ -109,7 +109,7 @@ fn a_single_slow_moment_does_not_engage_control() {
 }
 
 #[test]
-fn what_shows_in_one_tick_only_does_not_engage_control() {
+fn one_tick_above_the_threshold_does_not_engage_control() {
     let mut world = World::new(3_350.0, 2.0, FIXED, &[&[disk(1, 1_000, 60.0)]]);
     world.run(10_000);
     let ticks = world.hosts[0].ticks;
@@ -132,7 +132,7 @@ fn what_shows_in_one_tick_only_does_not_engage_control() {
 }
 
 #[test]
-fn with_an_automatic_threshold_the_window_is_moved_a_little_once_a_minute() {
+fn an_automatic_threshold_dithers_the_window_once_a_minute() {
     let mut world = World::new(
         3_350.0,
         2.0,
@@ -156,7 +156,7 @@ fn with_an_automatic_threshold_the_window_is_moved_a_little_once_a_minute() {
 }
 
 #[test]
-fn a_host_that_joins_begins_with_the_window_that_the_others_have() {
+fn a_joining_host_starts_with_the_others_window() {
     let mut world = four();
     world.run(10_000);
     let others = world.hosts[0].governor.report().cluster as f64;
@@ -170,7 +170,7 @@ fn a_host_that_joins_begins_with_the_window_that_the_others_have() {
 }
 
 #[test]
-fn reservations_are_admitted_up_to_four_fifths_of_what_was_seen() {
+fn reservations_are_admitted_up_to_four_fifths_of_the_observed_peak() {
     use tidegate_core::governor::Admission;
     use tidegate_core::iocontrol::Policy;
     let mut world = World::new(
@@ -213,7 +213,7 @@ fn a_reservation_holds_against_other_hosts_shares() {
 }
 
 #[test]
-fn reservations_that_cannot_be_met_leave_the_others_a_tenth() {
+fn infeasible_reservations_leave_a_tenth_to_the_others() {
     let mut world = four();
     for host in &mut world.hosts[..2] {
         host.disks[0].reservation = 4_000;
@@ -237,7 +237,7 @@ fn reservations_that_cannot_be_met_leave_the_others_a_tenth() {
 }
 
 #[test]
-fn a_host_that_leaves_frees_its_part_at_the_next_tick() {
+fn a_leaving_host_frees_its_part_at_the_next_tick() {
     let mut world = four();
     world.run(10_000);
     world.leave(2);
@@ -253,7 +253,7 @@ fn a_host_that_leaves_frees_its_part_at_the_next_tick() {
 }
 
 #[test]
-fn a_host_that_joins_takes_over_the_window_and_has_its_part_soon() {
+fn a_joining_host_adopts_the_window_and_soon_has_its_part() {
     let mut world = four();
     world.run(10_000);
     world.join(FIXED, &[disk(9, 3_000, 64.0)]);
@@ -263,7 +263,7 @@ fn a_host_that_joins_takes_over_the_window_and_has_its_part_soon() {
 }
 
 #[test]
-fn a_new_threshold_is_taken_up_by_every_host() {
+fn every_host_applies_a_new_threshold() {
     let mut world = four();
     world.run(10_000);
     world.common(1, Threshold::Fixed(Span::from_millis(12)));
@@ -315,7 +315,7 @@ fn many_hosts_on_a_fast_array_share_within_two_per_cent() {
 }
 
 #[test]
-fn a_long_wait_that_a_disk_cuts_short_is_no_pause() {
+fn a_long_interval_cut_short_by_a_disk_is_not_a_pause() {
     let mut world = four();
     for host in &mut world.hosts {
         host.disks[0].wants = 0.0;
@@ -332,7 +332,7 @@ fn a_long_wait_that_a_disk_cuts_short_is_no_pause() {
 }
 
 #[test]
-fn where_nothing_is_congested_nobody_is_held_back_and_little_is_said() {
+fn an_uncongested_datastore_delays_no_io_and_has_little_slot_traffic() {
     let mut world = four();
     for host in &mut world.hosts {
         host.disks[0].wants = 1.5;
@@ -349,7 +349,7 @@ fn where_nothing_is_congested_nobody_is_held_back_and_little_is_said() {
 }
 
 #[test]
-fn control_lets_go_ten_seconds_after_the_load_has_gone_and_not_before() {
+fn control_disengages_ten_seconds_after_the_load_ends() {
     let mut world = four();
     world.run(10_000);
     for host in &mut world.hosts {
@@ -362,7 +362,7 @@ fn control_lets_go_ten_seconds_after_the_load_has_gone_and_not_before() {
 }
 
 #[test]
-fn the_automatic_threshold_goes_to_the_knee_and_keeps_the_throughput() {
+fn the_automatic_threshold_finds_the_knee_without_losing_throughput() {
     let mut world = four();
     let disks: Vec<Disk> = world
         .hosts

@@ -21,7 +21,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_quantile_is_never_below_the_truth_and_at_most_a_sixteenth_above(
+    fn a_quantile_is_at_most_a_sixteenth_above_the_true_value(
         mut spans in spans(), permyriad in 0..=10_000_u32,
     ) {
         let told = of(&spans).quantile(permyriad).as_nanos();
@@ -49,7 +49,7 @@ proptest! {
     }
 
     #[test]
-    fn counts_up_to_several_are_those_up_to_each(spans in spans(), mut bounds in prop::array::uniform5(any::<u64>())) {
+    fn counts_up_to_several_bounds_match_single_counts(spans in spans(), mut bounds in prop::array::uniform5(any::<u64>())) {
         let histogram = of(&spans);
         // Some among what was recorded, some far beyond.
         bounds[0] >>= 30;
@@ -68,7 +68,7 @@ proptest! {
     }
 
     #[test]
-    fn merging_is_recording_both_and_the_difference_is_the_second(a in spans(), b in spans()) {
+    fn a_merge_contains_both_and_the_difference_is_the_second(a in spans(), b in spans()) {
         let mut merged = of(&a);
         merged.merge(&of(&b));
         prop_assert_eq!(&merged, &of(&[a.clone(), b.clone()].concat()));

@@ -106,7 +106,7 @@ proptest! {
 }
 
 #[test]
-fn after_any_idle_time_a_disk_gets_ahead_by_its_credit_and_no_more() {
+fn an_idle_disk_gains_at_most_its_credit() {
     for idle in [100 * MS, SECOND, 30 * SECOND] {
         let mut made = clients(&[shares(1_000), shares(1_000)], 64);
         made[1].on = false;
@@ -125,7 +125,7 @@ fn after_any_idle_time_a_disk_gets_ahead_by_its_credit_and_no_more() {
 }
 
 #[test]
-fn a_backlogged_disk_is_served_within_ten_turns() {
+fn a_backlogged_disk_is_served_within_ten_fair_intervals() {
     let mut policies = vec![shares(100)];
     policies.resize(20, shares(5_000));
     let mut world = World::new(1, 10_000, 4, clients(&policies, 32));
@@ -140,7 +140,7 @@ fn a_backlogged_disk_is_served_within_ten_turns() {
 }
 
 #[test]
-fn nothing_waits_for_its_turn_for_longer_than_ten_seconds() {
+fn no_io_is_queued_longer_than_ten_seconds() {
     // Its turn would come every 50 s.
     let mut policies = vec![shares(100)];
     policies.resize(11, shares(10_000));
@@ -185,7 +185,7 @@ fn a_window_that_is_a_fraction_holds_on_average() {
 }
 
 #[test]
-fn a_request_larger_than_the_window_goes_alone() {
+fn a_request_larger_than_the_window_runs_alone() {
     let mut made = clients(&[shares(1_000)], 8);
     made[0].len = 1 << 20;
     let mut world = World::new(1, 2_000, 2, made);
@@ -196,7 +196,7 @@ fn a_request_larger_than_the_window_goes_alone() {
 }
 
 #[test]
-fn a_latency_target_changes_the_order_and_not_the_account() {
+fn a_latency_target_changes_the_order_but_not_the_share() {
     // It asks for less than its part, in bursts that are larger than its credit.
     let run = |target: Option<u64>| {
         let mut policies = vec![shares(1_000); 16];
@@ -232,7 +232,7 @@ fn a_latency_target_changes_the_order_and_not_the_account() {
 }
 
 #[test]
-fn a_disk_beyond_its_part_is_not_preferred_for_its_target() {
+fn a_disk_above_its_share_has_no_priority_for_its_target() {
     let mut policies = vec![shares(100); 8];
     policies[0].latency_target = Some(ms(1));
     let mut world = World::new(1, 4_000, 4, clients(&policies, 16));
@@ -244,7 +244,7 @@ fn a_disk_beyond_its_part_is_not_preferred_for_its_target() {
 }
 
 #[test]
-fn a_flush_never_waits_and_is_charged() {
+fn a_flush_is_never_queued_but_is_charged() {
     let mut scheduler = lone(&[shares(1_000), shares(1_000)]);
     scheduler.steer(
         Time::ZERO,
@@ -295,7 +295,7 @@ fn a_flush_never_waits_and_is_charged() {
 }
 
 #[test]
-fn where_nothing_is_congested_an_io_starts_at_once_and_shares_do_not_matter() {
+fn on_an_uncongested_datastore_ios_start_at_once_regardless_of_shares() {
     let mut scheduler = lone(&[shares(100), shares(10_000)]);
     scheduler.steer(Time::ZERO, &orders(|orders| orders.window = 16 * REF));
     for n in 0..16 {
@@ -322,7 +322,7 @@ fn where_nothing_is_congested_an_io_starts_at_once_and_shares_do_not_matter() {
 }
 
 #[test]
-fn what_was_done_while_nothing_was_congested_is_held_against_nobody() {
+fn usage_before_congestion_does_not_count_against_a_disk() {
     let mut scheduler = lone(&[shares(100), shares(10_000)]);
     scheduler.steer(Time::ZERO, &orders(|orders| orders.window = 4 * REF));
     for n in 0..50 {
@@ -352,7 +352,7 @@ fn what_was_done_while_nothing_was_congested_is_held_against_nobody() {
 }
 
 #[test]
-fn what_waits_can_be_taken_out_and_the_disk_can_leave() {
+fn queued_ios_can_be_drained_and_the_disk_removed() {
     let of_group = Policy {
         group: Some(GroupId(0)),
         ..limited(Limit {
@@ -379,7 +379,7 @@ fn what_waits_can_be_taken_out_and_the_disk_can_leave() {
 }
 
 #[test]
-fn usage_tells_why_a_disk_waited_and_how_much_was_in_flight() {
+fn usage_reports_wait_reasons_and_io_in_flight() {
     let policies = [limited(Limit::steady(500)), shares(1_000), shares(1_000)];
     let mut world = World::new(1, 4_000, 4, clients(&policies, 8));
     world.steer(|orders| orders.window = 4 * REF);

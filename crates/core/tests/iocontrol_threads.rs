@@ -73,7 +73,7 @@ fn backlogged_disks_on_different_threads_differ_by_a_bounded_amount() {
 }
 
 #[test]
-fn the_window_is_full_and_kept_however_many_threads() {
+fn any_number_of_threads_fills_but_does_not_exceed_the_window() {
     for threads in [1, 2, 4, 8, 16] {
         for window in [6 * REF + 128, 64 * REF] {
             let world = run(threads, 11, window);
@@ -91,7 +91,7 @@ fn the_window_is_full_and_kept_however_many_threads() {
 }
 
 #[test]
-fn threads_together_keep_a_groups_limit_exactly() {
+fn threads_together_observe_a_groups_limit_exactly() {
     for threads in [1, 2, 4, 8, 16] {
         let mut world = World::new(threads, 50_000, 8, mixed(threads, Some(GroupId(1))));
         world.late = MS / 10;
@@ -184,7 +184,7 @@ fn a_groups_limit_is_divided_by_shares_whatever_thread_a_disk_is_on() {
 }
 
 #[test]
-fn what_one_disk_of_a_group_leaves_is_for_those_on_other_threads() {
+fn unused_group_limit_is_available_on_other_threads() {
     let mut world = divided(4, &[1_000], MS / 10);
     group_limit(&world, 4_000);
     // One may do a tenth of its part by itself, one is idle, one thinks.
@@ -216,7 +216,7 @@ fn what_one_disk_of_a_group_leaves_is_for_those_on_other_threads() {
 }
 
 #[test]
-fn a_disk_of_a_group_for_which_the_datastore_has_no_room_does_not_hold_the_others_of_it() {
+fn a_disk_on_a_full_datastore_does_not_delay_its_group() {
     for threads in [1, 2] {
         let client = |thread: usize, group: Option<GroupId>| {
             let policy = Policy {
@@ -246,7 +246,7 @@ fn a_disk_of_a_group_for_which_the_datastore_has_no_room_does_not_hold_the_other
 }
 
 #[test]
-fn an_io_that_comes_between_does_not_pass_one_that_is_further_behind_on_another_thread() {
+fn a_new_io_does_not_overtake_a_disk_further_behind_on_another_thread() {
     let groups = Groups::new(1);
     let shared = Shared::new(2, &groups);
     let limit = GroupPolicy {
@@ -280,7 +280,7 @@ fn an_io_that_comes_between_does_not_pass_one_that_is_further_behind_on_another_
 }
 
 #[test]
-fn a_thread_that_does_not_come_when_it_is_its_turn_in_a_group_holds_the_others_once() {
+fn an_absent_thread_delays_its_group_only_once() {
     let groups = Groups::new(1);
     let shared = Shared::new(2, &groups);
     let limit = GroupPolicy {
@@ -333,7 +333,7 @@ fn a_thread_that_does_not_come_when_it_is_its_turn_in_a_group_holds_the_others_o
 }
 
 #[test]
-fn while_others_use_a_groups_limit_nobody_is_passed_over_for_not_coming() {
+fn a_thread_keeps_priority_while_others_use_the_group_limit() {
     let groups = Groups::new(1);
     let shared = Shared::new(3, &groups);
     let limit = GroupPolicy {
@@ -405,7 +405,7 @@ fn a_reservation_on_one_thread_is_met_against_backlog_on_another() {
 }
 
 #[test]
-fn threads_that_are_full_do_not_send_each_other_round_for_a_latency_target() {
+fn full_threads_do_not_yield_to_each_other_endlessly_for_a_latency_target() {
     let shared = Shared::new(2, &Groups::new(0));
     let mut threads = [0, 1].map(|thread| Scheduler::new(thread, shared.clone(), 32_768));
     let mut orders = Orders::idle(plain_costs());
@@ -450,7 +450,7 @@ fn threads_that_are_full_do_not_send_each_other_round_for_a_latency_target() {
 }
 
 #[test]
-fn whoever_makes_room_names_the_thread_that_sleeps() {
+fn a_thread_that_makes_room_finds_the_sleeping_thread() {
     let shared = Shared::new(2, &Groups::new(0));
     let mut threads = [0, 1].map(|thread| Scheduler::new(thread, shared.clone(), 32_768));
     let mut orders = Orders::idle(plain_costs());
@@ -504,7 +504,7 @@ fn a_thread_with_a_light_disk_is_woken_and_the_datastore_stays_busy() {
 }
 
 #[test]
-fn virtual_time_never_goes_back() {
+fn virtual_time_is_monotonic() {
     let member = Member::new(0, Shared::new(2, &Groups::new(0)));
     for (tag, then) in [(9, 9), (5, 9), (u64::MAX, 9), (12, 12)] {
         member.raise_v(tag);
@@ -513,7 +513,7 @@ fn virtual_time_never_goes_back() {
 }
 
 #[test]
-fn a_thread_with_nothing_left_in_flight_keeps_nothing_to_itself() {
+fn an_idle_thread_has_published_all_its_cost() {
     let shared = Shared::new(2, &Groups::new(0));
     let mut member = Member::new(0, shared.clone());
     member.fit(64 * REF);
@@ -527,7 +527,7 @@ fn a_thread_with_nothing_left_in_flight_keeps_nothing_to_itself() {
 }
 
 #[test]
-fn nobody_is_woken_for_room_that_another_thread_has_filled() {
+fn no_thread_is_woken_for_room_that_is_already_used() {
     let shared = Shared::new(3, &Groups::new(0));
     let mut threads = [0, 1, 2].map(|thread| Scheduler::new(thread, shared.clone(), 32_768));
     let mut orders = Orders::idle(plain_costs());
@@ -547,7 +547,7 @@ fn nobody_is_woken_for_room_that_another_thread_has_filled() {
 }
 
 #[test]
-fn what_a_reservation_gave_is_held_against_a_disk_for_100_ms_of_its_part_among_all_threads() {
+fn reservation_debt_is_bounded_to_100_ms_of_share_across_threads() {
     let mut made: Vec<Client> = (0..8)
         .map(|n| Client {
             thread: if n == 0 { 0 } else { 1 + n % 3 },

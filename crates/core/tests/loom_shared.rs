@@ -40,7 +40,7 @@ fn explore(test: impl Fn() + Sync + Send + 'static) {
 }
 
 #[test]
-fn virtual_time_never_goes_back_and_reaches_the_latest() {
+fn virtual_time_is_monotonic_and_reaches_the_maximum() {
     explore(|| {
         let shared = Shared::new(2, &Groups::new(0));
         let threads: Vec<_> = [(0, [5, 9]), (1, [7, 8])]
@@ -111,7 +111,7 @@ fn a_small_window_is_never_exceeded_and_no_wake_is_lost() {
 }
 
 #[test]
-fn what_threads_keep_to_themselves_comes_out_even() {
+fn unpublished_costs_add_up() {
     explore(|| {
         let shared = Shared::new(2, &Groups::new(0));
         let threads: Vec<_> = (0..2)
@@ -137,7 +137,7 @@ fn what_threads_keep_to_themselves_comes_out_even() {
 }
 
 #[test]
-fn threads_together_pass_no_more_than_a_groups_limit() {
+fn threads_together_never_exceed_a_groups_limit() {
     explore(|| {
         let groups = Groups::new(1);
         let tight = Rate {
@@ -167,7 +167,7 @@ fn threads_together_pass_no_more_than_a_groups_limit() {
 }
 
 #[test]
-fn whoever_is_furthest_behind_in_a_group_is_never_told_to_wait() {
+fn the_thread_furthest_behind_in_a_group_never_yields() {
     explore(|| {
         // Far more than threads may be apart.
         const FAR: u64 = 1 << 32;

@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn promises_that_cannot_be_kept_shrink_together() {
+    fn infeasible_reservations_shrink_together() {
         assert_eq!(feasible(900.0, 1_000.0), 1.0);
         assert_eq!(feasible(1_800.0, 1_000.0), 0.5);
         assert_eq!(feasible(0.0, 0.0), 1.0);

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_block_of_that_kind_is_told_apart() {
+    fn invalid_blocks_are_classified() {
         let why = |bytes: &[u8]| Reader::open(bytes, MAGIC, 3).err();
         let bytes = Writer::new(MAGIC, 3).finish();
         assert_eq!(why(&bytes), None);

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_quiet_time_left_of_the_budget_is_spent_when_something_moves_and_no_more() {
+    fn saved_budget_is_spent_after_a_change_and_no_more() {
         let cost = Cost {
             seen: FAST,
             affordable: Span::from_millis(500),

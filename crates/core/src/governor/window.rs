@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_of_which_some_leave_their_part_grows_for_those_who_could_use_it() {
+    fn a_window_with_unused_parts_grows_for_disks_that_can_use_it() {
         let half = sight(5e6, 40.0);
         assert_eq!(step(80.0, 25e6, &half), 80.0);
         let short = Sight {
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn the_window_goes_down_from_what_is_in_flight_where_that_is_less() {
+    fn the_window_shrinks_from_the_io_in_flight_if_that_is_less() {
         assert_eq!(step(80.0, 25e6, &sight(50e6, 40.0)), 20.0);
         assert_eq!(step(80.0, 25e6, &sight(31.25e6, 60.0)), 64.0);
         // The excess over the window came before it: half of the I/O in flight takes half the time.
@@ -134,8 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn while_an_old_queue_drains_the_window_goes_down_to_what_is_done_in_the_latency_wanted_and_no_further()
-     {
+    fn while_an_earlier_queue_drains_the_window_follows_throughput() {
         // A thousand a second: 25 of them in 25 ms; the earlier ones must wait.
         let mut window = 80.0;
         for (latency, in_flight) in [(600e6, 600.0), (700e6, 300.0), (500e6, 30.0), (200e6, 25.0)] {

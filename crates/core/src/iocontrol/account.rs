@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_stands_for_others_counts_so_often() {
+    fn a_sample_counts_for_the_ios_it_represents() {
         let mut account = Account::new(Time::ZERO, true);
         account.look(Time::ZERO, Span::from_micros(5), 16);
         account.look(Time::ZERO, Span::from_micros(1), 1);
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bin_tells_what_ended_in_it() {
+    fn a_bin_counts_its_completions() {
         let at = |ms| Time::ZERO + Span::from_millis(ms);
         let mut bins = Bins::default();
         bins.restart(at(20));

@@ -284,7 +284,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_new_limit_holds_from_its_change_on_and_has_nobody_wait_long_for_the_old_one(
+        fn a_new_limit_applies_at_once_and_the_old_one_delays_little(
             old in limit(),
             new in limit(),
             arrivals in prop::collection::vec((0..40_000_000_u64, 1..100_000_u64), 1..60),
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_of_a_burst_stays_used_as_far_as_the_new_burst_goes() {
+    fn used_burst_stays_used_up_to_the_new_burst() {
         let bursting = |sustained, burst| Limit {
             sustained,
             peak: 0,
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_kept_in_the_mean() {
+    fn a_rate_is_exact_on_average() {
         for rate in [3, 300, 2_500, 999_983] {
             let mut gate = Gate::new(Some(&Limit::steady(rate)));
             let mut now = Time::ZERO;
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spent_burst_comes_back_at_the_sustained_rate() {
+    fn a_spent_burst_refills_at_the_sustained_rate() {
         let limit = Limit::bursting(1_000, 3_000, 2);
         let mut gate = Gate::new(Some(&limit));
         assert_eq!(gate.burst_left(Time::ZERO), 4_000);
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_group_lets_pass_in_units_and_not_in_bytes_counts_as_nothing() {
+    fn a_request_refused_by_one_group_meter_is_charged_to_none() {
         let steady = |sustained| Limit {
             sustained,
             peak: 0,

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn every_io_counts_unless_told_otherwise() {
+    fn every_io_is_counted_without_sampling() {
         let mut sampler = IoSampler::all();
         assert_eq!(draw(&mut sampler, 1_000).1, 0);
         sampler.enable(true);
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn one_in_32_stands_for_those_before_it() {
+    fn a_sample_represents_the_ios_before_it() {
         let mut sampler = IoSampler::all();
         sampler.enable(true);
         let (stands, skipped) = draw(&mut sampler, 100_000);

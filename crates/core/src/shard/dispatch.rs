@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_limit_holds_ends_when_nobody_waits_for_it_and_uses_none_of_the_limit() {
+    fn abandoned_ios_at_a_limit_complete_at_once_and_are_not_charged() {
         let policy = Policy {
             limit: Some(Limit {
                 sustained: 1_000,
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_waits_for_its_limit_stirs_and_is_told_of_however_long_nothing_ends() {
+    fn a_disk_delayed_by_its_limit_counts_as_active() {
         let second = 1_000_000;
         let policy = Policy {
             limit: Some(Limit {
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_has_been_used_stirs_until_its_use_is_told() {
+    fn a_used_disk_counts_as_active_until_its_usage_report() {
         let mut shard = shard(Policy::default(), &Watch::default());
         assert!(!shard.is_active(CONTROL));
         let first = submit(&mut shard, 0, 1);

@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_that_goes_lets_go_at_once_of_what_it_delayed() {
+    fn a_removed_filter_releases_its_delayed_ios_at_once() {
         let mut shard = with(&["stats", "fault:delay=3600s", "null"]);
         assert!(submit(&mut shard, 1).is_empty());
         assert!(submit(&mut shard, 2).is_empty());
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_filter_that_goes_lets_go_no_other_delays() {
+    fn ios_released_by_a_removed_filter_are_not_delayed_by_another() {
         let delay = "fault:delay=3600s";
         let mut shard = with(&[delay, "null", delay, delay]);
         submit(&mut shard, 1);
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_that_stays_goes_on_delaying_and_what_it_lets_go_later_is_delayed_no_more() {
+    fn a_remaining_filter_continues_to_delay_but_removed_ones_do_not() {
         let mut shard = with(&["fault:delay=1s", "fault:delay=3600s"]);
         submit(&mut shard, 1);
         assert!(rearrange(&mut shard, &[0]).is_empty());
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_to_fail_after_a_delay_fails_as_its_filter_goes() {
+    fn a_delayed_failure_occurs_when_its_filter_is_removed() {
         let mut shard = with(&["fault:delay=3600s,error=eio"]);
         submit(&mut shard, 1);
         let out = rearrange(&mut shard, &[]);
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_leaves_waits_for_no_delay_even_while_its_filters_change() {
+    fn detaching_ignores_delays_even_while_filters_change() {
         let mut shard = with(&["fault:delay=3600s"]);
         submit(&mut shard, 1);
         assert!(rearrange(&mut shard, &[0]).is_empty());
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_filter_delays_or_the_door_holds_ends_when_nobody_waits_for_it() {
+    fn abandoned_ios_in_a_filter_or_at_the_gate_complete_at_once() {
         let mut shard = with(&["stats", "fault:delay=3600s"]);
         for token in [1, 2, 3] {
             assert!(submit(&mut shard, token).is_empty());
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_write_that_a_filter_below_delays_ends_when_nobody_waits_for_it() {
+    fn an_abandoned_torn_write_delayed_below_completes_at_once() {
         let mut shard = with(&["fault:torn=512", "fault:torn=512", "fault:delay=3600s"]);
         let (disk, token) = (DISK, Token(7));
         let request = Request {
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_leaves_waits_for_no_limit_of_its_own_or_its_groups() {
+    fn detaching_ignores_the_limits_of_disk_and_group() {
         let limit = Some(Limit {
             sustained: 1,
             peak: 0,

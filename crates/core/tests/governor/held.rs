@@ -35,7 +35,7 @@ fn held(bench: &Bench) -> Option<f64> {
 }
 
 #[test]
-fn a_disk_that_takes_more_than_its_part_while_others_are_short_is_held_to_it() {
+fn a_disk_above_its_part_is_limited_while_others_are_short() {
     let mut bench = engaged(vec![other(60.0)]);
     bench.pass(8_000, GREEDY);
     assert_eq!(held(&bench), None, "it has not been so for long");
@@ -47,7 +47,7 @@ fn a_disk_that_takes_more_than_its_part_while_others_are_short_is_held_to_it() {
 }
 
 #[test]
-fn a_disk_that_takes_its_part_on_average_is_not_held_whatever_it_does_at_times() {
+fn a_bursty_disk_within_its_average_part_is_not_limited() {
     let mut bench = engaged(vec![other(60.0)]);
     bench.pass(LONG, GREEDY);
     assert!(held(&bench).is_some());
@@ -58,14 +58,14 @@ fn a_disk_that_takes_its_part_on_average_is_not_held_whatever_it_does_at_times()
 }
 
 #[test]
-fn nobody_is_held_while_all_others_have_most_of_what_they_ask_for() {
+fn no_disk_is_limited_while_others_get_most_of_their_demand() {
     let mut bench = engaged(vec![other(21.0)]);
     bench.pass(LONG, GREEDY);
     assert_eq!(held(&bench), None);
 }
 
 #[test]
-fn nobody_is_held_after_others_were_short_at_times_only() {
+fn no_disk_is_limited_after_intermittent_shortages() {
     let mut bench = engaged(vec![other(60.0)]);
     for _ in 0..6 {
         bench.peers[0].disks = vec![asks(1, 60.0)];
@@ -77,7 +77,7 @@ fn nobody_is_held_after_others_were_short_at_times_only() {
 }
 
 #[test]
-fn how_long_others_were_short_begins_anew_when_control_engages() {
+fn the_duration_of_a_shortage_restarts_when_control_engages() {
     let mut bench = engaged(vec![other(60.0)]);
     bench.pass(LONG, GREEDY);
     assert!(held(&bench).is_some());
@@ -94,7 +94,7 @@ fn how_long_others_were_short_begins_anew_when_control_engages() {
 }
 
 #[test]
-fn nobody_is_held_by_a_host_that_hears_nobody() {
+fn a_host_working_alone_limits_no_disk() {
     let mut bench = engaged(vec![other(60.0)]);
     bench.pass(LONG, GREEDY);
     assert!(held(&bench).is_some());
@@ -105,7 +105,7 @@ fn nobody_is_held_by_a_host_that_hears_nobody() {
 }
 
 #[test]
-fn nobody_is_held_while_a_latency_target_has_the_window_narrower_than_the_threshold_would() {
+fn no_disk_is_limited_while_a_latency_target_narrows_the_window() {
     let mut bench = engaged(vec![other(60.0)]);
     let prompt = Usage {
         latency_target: Span::from_millis(5),
@@ -119,7 +119,7 @@ fn nobody_is_held_while_a_latency_target_has_the_window_narrower_than_the_thresh
 }
 
 #[test]
-fn where_the_threshold_is_found_the_same_holds() {
+fn disks_are_limited_alike_with_an_automatic_threshold() {
     let mut bench = Bench::new(Threshold::Auto, vec![other(60.0)]);
     bench.peers[0].threshold = 25e6;
     bench.pass_ticks(3, load(28.0, 20.0, 20.0));

@@ -9,7 +9,7 @@ use tidegate_core::iocontrol::Usage;
 use tidegate_core::units::Span;
 
 #[test]
-fn no_host_has_more_than_its_way_to_the_datastore_holds() {
+fn a_hosts_window_is_bounded_by_its_path_to_the_datastore() {
     let narrow = Settings {
         window_most: 16,
         ..settings(5, FIXED)
@@ -27,7 +27,7 @@ fn no_host_has_more_than_its_way_to_the_datastore_holds() {
 }
 
 #[test]
-fn what_a_reservation_needs_in_flight_follows_from_how_long_its_ios_stay_there() {
+fn the_floor_of_a_reservation_follows_from_residence_time() {
     let heavy = Record {
         cluster: 100.0,
         in_flight: 60.0,
@@ -59,7 +59,7 @@ fn what_a_reservation_needs_in_flight_follows_from_how_long_its_ios_stay_there()
 }
 
 #[test]
-fn what_a_disks_part_brings_it_is_never_told_as_more_than_its_limit() {
+fn the_reported_entitlement_never_exceeds_the_limit() {
     let limited = |limit| Usage {
         limit,
         ..usage(load(24.0, 60.0, 40.0))
@@ -87,7 +87,7 @@ fn what_a_disks_part_brings_it_is_never_told_as_more_than_its_limit() {
 }
 
 #[test]
-fn entries_of_many_disks_on_two_hosts_are_no_disk_on_both_though_they_are_named_alike() {
+fn merged_entries_with_equal_keys_on_two_hosts_stay_separate() {
     let many = |host| Record {
         cluster: 90.0,
         disks: vec![Entry {
@@ -122,7 +122,7 @@ fn a_disk_on_two_hosts_counts_where_it_is_served() {
 }
 
 #[test]
-fn a_window_is_wider_where_ios_stay_longer_than_those_of_all_once_that_can_be_told() {
+fn a_window_is_wider_for_longer_residence_times() {
     // Both have half of the shares, and twenty in flight: what is done is not half.
     let by_shares = |latency_ms, for_ms| {
         let mut bench = Bench::new(FIXED, vec![peer(1, 20.0)]);
@@ -143,7 +143,7 @@ fn a_window_is_wider_where_ios_stay_longer_than_those_of_all_once_that_can_be_to
 }
 
 #[test]
-fn a_daemon_that_stood_still_for_a_second_takes_its_ios_for_no_slower_ones() {
+fn a_paused_daemon_does_not_overestimate_residence_time() {
     let mut bench = Bench::new(FIXED, vec![peer(1, 25.0)]);
     let fine = load(25.0, 20.0, 20.0);
     bench.pass(30_000, fine);
@@ -163,7 +163,7 @@ fn a_daemon_that_stood_still_for_a_second_takes_its_ios_for_no_slower_ones() {
 }
 
 #[test]
-fn a_disk_with_a_latency_target_has_room_for_its_ios_to_come_in_a_crowd() {
+fn a_disk_with_a_latency_target_has_room_for_bursts() {
     // The others ask for all that there is, and have as many shares.
     let heavy = Record {
         disks: vec![asks(1, 200.0)],

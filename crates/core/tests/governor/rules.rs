@@ -15,7 +15,7 @@ use tidegate_core::iocontrol::Usage;
 use tidegate_core::units::Span;
 
 #[test]
-fn where_others_have_engaged_a_host_follows_once_latency_is_near_the_threshold() {
+fn a_host_engages_after_others_once_latency_is_near_the_threshold() {
     let not_yet = Record {
         flags: Flags::default(),
         ..peer(1, 10.0)
@@ -38,7 +38,7 @@ fn where_others_have_engaged_a_host_follows_once_latency_is_near_the_threshold()
 }
 
 #[test]
-fn control_does_not_let_go_while_any_hosts_window_binds() {
+fn control_stays_engaged_while_any_window_limits() {
     let mut bench = Bench::new(FIXED, vec![peer(1, 30.0)]);
     bench.pass(3_000, load(30.0, 20.0, 20.0));
     assert!(bench.engaged());
@@ -55,7 +55,7 @@ fn control_does_not_let_go_while_any_hosts_window_binds() {
 }
 
 #[test]
-fn a_host_that_asks_for_attention_is_looked_at_soon() {
+fn an_urgent_record_causes_an_early_tick() {
     let mut bench = Bench::new(FIXED, vec![peer(1, 25.0)]);
     let steady = load(25.0, 20.0, 20.0);
     bench.pass(10_000, steady);
@@ -67,7 +67,7 @@ fn a_host_that_asks_for_attention_is_looked_at_soon() {
 }
 
 #[test]
-fn what_nobody_asks_for_is_split_equally_among_hosts() {
+fn unused_window_is_split_equally_among_hosts() {
     let mut bench = Bench::new(FIXED, vec![peer(1, 23.0)]);
     bench.pass(5_000, load(23.0, 20.0, 20.0));
     let mut little = peer(1, 23.0);
@@ -87,7 +87,7 @@ fn what_nobody_asks_for_is_split_equally_among_hosts() {
 }
 
 #[test]
-fn all_hosts_take_the_median_of_the_thresholds_that_were_found() {
+fn all_hosts_use_the_median_of_the_automatic_thresholds() {
     let found = |host, ms: f64| Record {
         threshold: ms * 1e6,
         ..peer(host, 2.0)
@@ -101,7 +101,7 @@ fn all_hosts_take_the_median_of_the_thresholds_that_were_found() {
 }
 
 #[test]
-fn while_the_window_is_moved_on_purpose_the_law_does_not_move_it_back() {
+fn the_law_does_not_undo_a_dither() {
     let run = |flags: Flags| {
         let mut bench = Bench::new(Threshold::Auto, vec![peer(1, 10.0)]);
         bench.peers[0].threshold = 10e6;
@@ -123,7 +123,7 @@ fn while_the_window_is_moved_on_purpose_the_law_does_not_move_it_back() {
 }
 
 #[test]
-fn latency_counts_by_how_many_ios_had_it() {
+fn latency_is_weighted_by_ios() {
     // A host with few I/Os sees a high latency; the datastore as a whole is at the threshold.
     let mut few = peer(1, 60.0);
     (few.ios, few.rate, few.in_flight) = (20.0, 20.0, 1.2);
@@ -136,7 +136,7 @@ fn latency_counts_by_how_many_ios_had_it() {
 }
 
 #[test]
-fn one_host_whose_ios_are_stuck_does_not_make_all_others_yield_to_it() {
+fn one_host_with_hanging_ios_has_bounded_effect_on_the_window() {
     let mut stuck = peer(1, 24.0);
     stuck.latency = 20e9;
     let mut bench = Bench::new(
@@ -154,7 +154,7 @@ fn one_host_whose_ios_are_stuck_does_not_make_all_others_yield_to_it() {
 }
 
 #[test]
-fn one_tick_answers_no_more_than_a_quarter_or_twice_the_threshold() {
+fn one_tick_uses_a_ratio_between_a_quarter_and_two() {
     let seen = |latency_ms: f64| Sight {
         latency: latency_ms * 1e6,
         in_flight: 80.0,
@@ -168,7 +168,7 @@ fn one_tick_answers_no_more_than_a_quarter_or_twice_the_threshold() {
 }
 
 #[test]
-fn throughput_belongs_to_what_is_in_flight_only_where_that_stays() {
+fn throughput_is_recorded_only_at_a_stable_io_in_flight() {
     let mut bench = Bench::new(Threshold::Auto, vec![]);
     for _ in 0..20 {
         bench.pass_ticks(1, load(5.0, 10.0, 0.0));
@@ -180,7 +180,7 @@ fn throughput_belongs_to_what_is_in_flight_only_where_that_stays() {
 }
 
 #[test]
-fn before_anything_was_seen_the_threshold_is_what_the_kind_of_datastore_suggests() {
+fn the_initial_threshold_depends_on_the_kind_of_datastore() {
     for (kind, ms) in [
         (Kind::Flash, 5),
         (Kind::Rotational, 30),
@@ -196,7 +196,7 @@ fn before_anything_was_seen_the_threshold_is_what_the_kind_of_datastore_suggests
 }
 
 #[test]
-fn the_window_of_all_is_no_wider_than_all_hosts_have_ways_to_the_datastore() {
+fn the_cluster_window_is_bounded_by_all_hosts_paths() {
     let sight = Sight {
         latency: 1e6,
         in_flight: 400.0,
@@ -208,7 +208,7 @@ fn the_window_of_all_is_no_wider_than_all_hosts_have_ways_to_the_datastore() {
 }
 
 #[test]
-fn hosts_that_begin_together_and_meet_take_all_that_is_in_flight_for_their_window() {
+fn hosts_that_engage_together_start_from_the_total_io_in_flight() {
     let mut bench = Bench::new(FIXED, vec![]);
     let busy = load(50.0, 200.0, 50.0);
     bench.pass_ticks(2, busy);
@@ -228,7 +228,7 @@ fn hosts_that_begin_together_and_meet_take_all_that_is_in_flight_for_their_windo
 }
 
 #[test]
-fn under_a_threshold_that_was_set_latency_stays_below_it_and_one_that_was_found_is_aimed_at() {
+fn the_law_aims_below_a_fixed_and_at_an_automatic_threshold() {
     // By how much the window grows while latency is this part of a threshold of 10 ms.
     let grows = |threshold, part: f64| {
         let mut bench = Bench::new(threshold, vec![peer(1, 10.0)]);
@@ -260,7 +260,7 @@ fn under_a_threshold_that_was_set_latency_stays_below_it_and_one_that_was_found_
 }
 
 #[test]
-fn a_host_whose_ios_are_stuck_does_not_make_the_others_yield_to_it() {
+fn a_peer_with_hanging_ios_does_not_shrink_our_window() {
     let mut bench = Bench::new(FIXED, vec![peer(1, 24.0)]);
     bench.pass(2_000, load(26.0, 20.0, 20.0));
     assert!(bench.engaged());
@@ -278,7 +278,7 @@ fn a_host_whose_ios_are_stuck_does_not_make_the_others_yield_to_it() {
 }
 
 #[test]
-fn latency_with_little_in_flight_does_not_engage_once_it_is_known_how_much_the_datastore_takes() {
+fn latency_at_low_io_in_flight_does_not_engage_with_a_known_curve() {
     let engages = |in_flight| {
         let mut bench = Bench::new(FIXED, vec![]);
         // Four thousand a second, from some twenty in flight on.
@@ -294,7 +294,7 @@ fn latency_with_little_in_flight_does_not_engage_once_it_is_known_how_much_the_d
 }
 
 #[test]
-fn latency_that_our_window_does_not_make_does_not_end_calm() {
+fn unrelated_latency_does_not_end_the_calm_interval() {
     let mut bench = Bench::new(FIXED, vec![]);
     bench.pass_ticks(2, load(30.0, 40.0, 20.0));
     assert!(bench.engaged());
@@ -304,7 +304,7 @@ fn latency_that_our_window_does_not_make_does_not_end_calm() {
 }
 
 #[test]
-fn there_is_no_calm_a_fifth_away_from_the_threshold() {
+fn the_calm_interval_needs_latency_near_the_threshold() {
     let mut bench = Bench::new(FIXED, vec![]);
     bench.pass_ticks(2, load(30.0, 256.0, 50.0));
     assert!(bench.engaged());
@@ -348,7 +348,7 @@ fn the_budget_of_quiet_times_is_spent_at_the_beginning_where_hosts_differ_and_fa
 }
 
 #[test]
-fn a_datastore_that_hardly_does_anything_for_a_moment_is_looked_at_as_often_as_before() {
+fn a_brief_drop_in_throughput_does_not_slow_the_ticks() {
     let mut bench = Bench::new(FIXED, vec![]);
     // Too little for a curve: nothing else tells yet what the datastore can do.
     bench.pass_ticks(2, load(50.0, 100.0, 100.0));
@@ -372,7 +372,7 @@ fn a_datastore_that_hardly_does_anything_for_a_moment_is_looked_at_as_often_as_b
 }
 
 #[test]
-fn for_a_latency_target_alone_the_window_gets_no_narrower_than_throughput_allows() {
+fn a_latency_target_alone_leaves_the_minimum_throughput() {
     // Four thousand a second, and 5 ms with nobody else; 14 in flight leave seven tenths of that.
     let engaged = |latency_target| {
         let mut bench = Bench::new(FIXED, vec![]);

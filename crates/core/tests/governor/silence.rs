@@ -9,7 +9,7 @@ use tidegate_core::iocontrol::Usage;
 use tidegate_core::units::Span;
 
 #[test]
-fn what_hung_together_with_our_reads_says_nothing_of_how_it_is_now() {
+fn ios_that_hung_with_our_reads_do_not_count_as_current_latency() {
     let mut bench = Bench::new(FIXED, vec![]);
     bench.pass_ticks(2, load(30.0, 40.0, 20.0));
     let fine = load(25.0, 40.0, 20.0);
@@ -31,7 +31,7 @@ fn what_hung_together_with_our_reads_says_nothing_of_how_it_is_now() {
 }
 
 #[test]
-fn a_host_by_itself_counts_nobody_elses_word() {
+fn a_host_working_alone_ignores_old_records() {
     // Nobody does anything from which we would learn a threshold of our own.
     let found = |host| Record {
         threshold: 3e6,
@@ -52,7 +52,7 @@ fn a_host_by_itself_counts_nobody_elses_word() {
 }
 
 #[test]
-fn who_hears_the_others_again_takes_over_the_window_that_they_have_by_then() {
+fn a_host_that_reconnects_adopts_the_others_window() {
     let mut bench = Bench::new(FIXED, vec![peer(1, 25.0)]);
     let fine = load(25.0, 20.0, 20.0);
     bench.pass(2_000, fine);
@@ -67,7 +67,7 @@ fn who_hears_the_others_again_takes_over_the_window_that_they_have_by_then() {
 }
 
 #[test]
-fn a_silent_host_is_given_up_as_soon_as_its_lease_ends_also_where_all_was_calm() {
+fn a_silent_host_is_dead_when_its_lease_ends_even_when_calm() {
     let mut bench = Bench::new(FIXED, vec![peer(1, 25.0)]);
     let fine = load(25.0, 20.0, 20.0);
     bench.pass(20_000, fine);
@@ -84,7 +84,7 @@ fn a_silent_host_is_given_up_as_soon_as_its_lease_ends_also_where_all_was_calm()
 }
 
 #[test]
-fn before_a_host_looks_more_seldom_it_says_so_lest_the_others_give_it_up() {
+fn a_host_announces_a_longer_interval_before_using_it() {
     // Thirty a second: one per cent of that is a look in six seconds, of which ten seconds' worth is there at first.
     let mut bench = Bench::new(FIXED, vec![]);
     bench.pass(30_000, load(60.0, 2.0, 20.0));
@@ -98,7 +98,7 @@ fn before_a_host_looks_more_seldom_it_says_so_lest_the_others_give_it_up() {
 }
 
 #[test]
-fn slots_that_can_be_read_again_while_something_was_just_changed_are_no_pause() {
+fn a_reconnect_right_after_a_change_is_not_a_pause() {
     let mut bench = Bench::new(FIXED, vec![peer(1, 2.0)]);
     let idle = load(0.0, 0.0, 0.0);
     bench.pass(60_000, idle);

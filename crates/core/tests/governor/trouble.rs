@@ -8,7 +8,7 @@ use tidegate_core::governor::{GovernorEvent, Threshold};
 use tidegate_core::units::Span;
 
 #[test]
-fn a_disk_that_wakes_has_its_part_before_the_others_have_heard_of_it() {
+fn a_disk_that_becomes_active_gets_its_part_before_others_know() {
     let mut world = four();
     world.hosts[3].disks[0].wants = 0.0;
     world.run(20_000);
@@ -26,7 +26,7 @@ fn a_disk_that_wakes_has_its_part_before_the_others_have_heard_of_it() {
 }
 
 #[test]
-fn a_daemon_that_stood_still_joins_anew() {
+fn a_paused_daemon_joins_again() {
     let mut world = four();
     world.run(10_000);
     world.hosts[2].alive = false;
@@ -41,7 +41,7 @@ fn a_daemon_that_stood_still_joins_anew() {
 }
 
 #[test]
-fn a_daemon_that_stood_still_takes_over_the_window_that_the_others_have_by_then() {
+fn a_paused_daemon_adopts_the_others_window() {
     let mut world = four();
     world.run(10_000);
     world.hosts[2].alive = false;
@@ -59,7 +59,7 @@ fn a_daemon_that_stood_still_takes_over_the_window_that_the_others_have_by_then(
 }
 
 #[test]
-fn a_disk_on_two_hosts_for_a_moment_counts_once() {
+fn a_migrating_disk_counts_once() {
     let mut world = four();
     // Its old host still has it, and does nothing for it.
     world.hosts[0].disks.push(disk(4, 2_000, 0.0));
@@ -74,7 +74,7 @@ fn a_disk_on_two_hosts_for_a_moment_counts_once() {
 }
 
 #[test]
-fn a_disk_that_two_hosts_serve_at_once_has_one_part_and_on_one_host() {
+fn a_disk_served_by_two_hosts_has_one_part_on_one_host() {
     let mut world = four();
     world.run(10_000);
     // It is on its way to the last host, and its guest asks through both.
@@ -91,7 +91,7 @@ fn a_disk_that_two_hosts_serve_at_once_has_one_part_and_on_one_host() {
 }
 
 #[test]
-fn hosts_that_hear_nobody_still_hold_the_threshold() {
+fn isolated_hosts_still_hold_the_threshold() {
     let mut world = four();
     world.run(10_000);
     for host in &mut world.hosts {
@@ -112,7 +112,7 @@ fn hosts_that_hear_nobody_still_hold_the_threshold() {
 }
 
 #[test]
-fn what_hung_with_a_hosts_reads_says_nothing_of_the_time_after() {
+fn ios_that_hung_with_a_hosts_reads_do_not_affect_later_latency() {
     let mut bench = Bench::new(FIXED, vec![peer(1, 24.0)]);
     bench.pass(5_000, load(24.0, 20.0, 20.0));
     let before = bench.cluster();
@@ -132,7 +132,7 @@ fn what_hung_with_a_hosts_reads_says_nothing_of_the_time_after() {
 }
 
 #[test]
-fn a_mute_host_does_not_take_what_others_leave() {
+fn a_mute_host_does_not_use_others_unused_parts() {
     let mut world = four();
     world.run(10_000);
     world.hosts[1].mute = true;
@@ -191,7 +191,7 @@ fn a_foreign_slot_that_claims_everything_is_clamped() {
 }
 
 #[test]
-fn half_the_array_is_noticed_within_a_second() {
+fn a_halved_array_speed_is_detected_within_a_second() {
     let mut world = four();
     world.run(10_000);
     world.most /= 2.0;
@@ -235,7 +235,7 @@ fn a_dead_hosts_part_is_divided_within_its_lease_and_a_second() {
 }
 
 #[test]
-fn a_mute_host_takes_no_more_than_it_last_said_and_the_array_stays_at_the_threshold() {
+fn a_mute_host_uses_at_most_its_last_published_part() {
     let mut world = four();
     world.run(10_000);
     let before = world.windows()[1];
@@ -259,7 +259,7 @@ fn a_mute_host_takes_no_more_than_it_last_said_and_the_array_stays_at_the_thresh
 }
 
 #[test]
-fn a_deaf_host_goes_on_by_itself_and_comes_back() {
+fn a_deaf_host_works_alone_and_reconnects() {
     let mut world = four();
     world.run(10_000);
     let before = world.windows()[1];
@@ -295,7 +295,7 @@ fn a_deaf_host_goes_on_by_itself_and_comes_back() {
 }
 
 #[test]
-fn a_host_whose_reads_fail_decides_nothing_on_old_news() {
+fn a_host_with_failing_reads_ignores_old_records() {
     let mut world = four();
     world.run(10_000);
     let before = world.windows();
@@ -311,7 +311,7 @@ fn a_host_whose_reads_fail_decides_nothing_on_old_news() {
 }
 
 #[test]
-fn while_its_reads_fail_a_host_decides_nothing_whatever_it_sees() {
+fn a_host_with_failing_reads_changes_nothing() {
     let mut bench = Bench::new(FIXED, vec![peer(2, 30.0)]);
     bench.pass(1_000, load(30.0, 20.0, 20.0));
     assert!(bench.engaged());
@@ -326,7 +326,7 @@ fn while_its_reads_fail_a_host_decides_nothing_whatever_it_sees() {
 }
 
 #[test]
-fn nobody_is_given_up_for_an_outage_of_the_datastore() {
+fn no_host_is_declared_dead_after_a_datastore_outage() {
     let mut world = four();
     world.run(10_000);
     for host in &mut world.hosts {
@@ -385,7 +385,7 @@ fn torn_slots_and_garbage_change_nothing() {
 }
 
 #[test]
-fn foreign_load_does_not_squeeze_our_hosts_to_their_floors() {
+fn external_load_does_not_reduce_hosts_to_their_floors() {
     let mut world = four();
     world.run(10_000);
     let before: f64 = world.windows().iter().sum();
@@ -421,7 +421,7 @@ fn foreign_load_does_not_squeeze_our_hosts_to_their_floors() {
 }
 
 #[test]
-fn a_slower_array_is_no_foreign_load_however_slow() {
+fn a_slower_array_is_not_external_load() {
     for part in [0.5, 0.3, 0.1] {
         let mut world = four();
         world.run(10_000);
@@ -440,7 +440,7 @@ fn a_slower_array_is_no_foreign_load_however_slow() {
 }
 
 #[test]
-fn a_host_whose_root_was_copied_and_its_copy_have_their_parts_as_two_hosts() {
+fn a_host_and_its_copy_are_treated_as_two_hosts() {
     use super::FIXED;
     use super::world::settings;
     use tidegate_core::governor::{Governor, Settings};
@@ -466,7 +466,7 @@ fn a_host_whose_root_was_copied_and_its_copy_have_their_parts_as_two_hosts() {
 }
 
 #[test]
-fn who_cannot_write_tries_again_at_the_fast_pace_and_rests_when_it_can() {
+fn a_host_with_failing_writes_retries_fast_until_one_succeeds() {
     let mut bench = Bench::new(FIXED, vec![peer(1, 25.0)]);
     let fine = load(25.0, 20.0, 20.0);
     bench.pass(30_000, fine);
@@ -494,7 +494,7 @@ fn refused(event: &GovernorEvent) -> bool {
 }
 
 #[test]
-fn a_generation_that_cannot_be_is_refused_by_every_host_and_told_once() {
+fn an_implausible_generation_is_refused_and_reported_once_per_host() {
     let mut world = four();
     world.run(5_000);
     let before: Vec<_> = world
@@ -519,7 +519,7 @@ fn a_generation_that_cannot_be_is_refused_by_every_host_and_told_once() {
 }
 
 #[test]
-fn at_the_highest_generation_the_administrators_word_still_wins_on_every_host() {
+fn at_the_highest_generation_an_administrator_can_still_change_settings() {
     let mut world = four();
     world.run(5_000);
     world.slots[0] = off(Common::GENERATION_MOST);

@@ -21,7 +21,7 @@ fn first(world: &World) -> f64 {
 }
 
 #[test]
-fn what_a_held_disk_does_not_get_the_others_get() {
+fn others_get_what_a_limited_disk_does_not() {
     for threads in [1, 2] {
         let mut world = two(threads, 4 * REF);
         world.run(3 * SECOND);
@@ -43,7 +43,7 @@ fn what_a_held_disk_does_not_get_the_others_get() {
 }
 
 #[test]
-fn parts_hold_nobody_where_nothing_is_congested() {
+fn parts_delay_no_disk_on_an_uncongested_datastore() {
     let mut world = two(1, REF);
     world.steer(|orders| {
         orders.engaged = false;
@@ -66,7 +66,7 @@ fn a_part_that_is_a_fraction_holds_on_average() {
 }
 
 #[test]
-fn a_request_larger_than_the_part_goes_once_nothing_of_its_disk_is_in_flight() {
+fn a_request_larger_than_the_part_starts_when_its_disk_is_idle() {
     let mut made = clients(&[shares(1_000), shares(1_000)], 8);
     made[0].len = 1 << 20;
     let mut world = World::new(1, 20_000, 4, made);
@@ -76,7 +76,7 @@ fn a_request_larger_than_the_part_goes_once_nothing_of_its_disk_is_in_flight() {
 }
 
 #[test]
-fn one_that_waits_for_its_part_waits_for_shares() {
+fn waiting_for_the_part_counts_as_waiting_for_shares() {
     let mut world = two(1, REF);
     world.run(2 * SECOND);
     let mut usage = Vec::new();
@@ -87,7 +87,7 @@ fn one_that_waits_for_its_part_waits_for_shares() {
 }
 
 #[test]
-fn a_disk_that_is_held_keeps_its_limit() {
+fn a_disk_at_its_part_still_has_its_limit() {
     let mut made = clients(&[limited(Limit::steady(500)), shares(1_000)], 32);
     made[0].think = MS;
     let mut world = World::new(1, 4_000, 4, made);
@@ -98,7 +98,7 @@ fn a_disk_that_is_held_keeps_its_limit() {
 }
 
 #[test]
-fn what_is_stuck_in_the_datastore_holds_its_disk_back_no_longer_than_any_other_turn() {
+fn hanging_ios_delay_their_disk_no_longer_than_the_overdue_bound() {
     let mut scheduler = lone(&[shares(1_000)]);
     scheduler.steer(
         at(0),
@@ -122,7 +122,7 @@ fn what_is_stuck_in_the_datastore_holds_its_disk_back_no_longer_than_any_other_t
 }
 
 #[test]
-fn a_disk_that_is_held_can_leave_and_what_it_had_in_flight_frees_nobody() {
+fn a_disk_at_its_part_can_be_removed_and_late_completions_are_ignored() {
     let mut scheduler = lone(&[shares(1_000), shares(1_000)]);
     scheduler.steer(
         at(0),

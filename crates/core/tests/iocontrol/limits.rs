@@ -75,7 +75,7 @@ fn a_limit_is_reached_in_the_mean_though_timers_are_late() {
 }
 
 #[test]
-fn a_burst_is_there_at_first_at_the_peak_and_then_the_limit_holds() {
+fn a_burst_runs_at_the_peak_and_then_the_limit_applies() {
     let limit = Limit::bursting(300, 900, 1);
     let mut world = World::new(1, 50_000, 4, clients(&[limited(limit)], 64));
     world.late = MS;
@@ -95,7 +95,7 @@ fn a_burst_is_there_at_first_at_the_peak_and_then_the_limit_holds() {
 }
 
 #[test]
-fn a_group_shares_its_limit_by_shares_and_each_disk_gets_on() {
+fn a_groups_limit_is_divided_by_shares_and_no_disk_starves() {
     let of_group = |of| Policy {
         group: Some(GroupId(0)),
         ..shares(of)
@@ -122,7 +122,7 @@ fn a_group_shares_its_limit_by_shares_and_each_disk_gets_on() {
 }
 
 #[test]
-fn a_disk_of_a_group_that_comes_back_has_saved_up_little_of_its_limit() {
+fn a_disk_that_becomes_active_has_saved_little_of_its_groups_limit() {
     let of_group = Policy {
         group: Some(GroupId(0)),
         ..shares(1_000)
@@ -145,7 +145,7 @@ fn a_disk_of_a_group_that_comes_back_has_saved_up_little_of_its_limit() {
 }
 
 #[test]
-fn limits_hold_where_control_is_off_and_what_they_held_is_let_go_when_only_observing() {
+fn limits_apply_with_control_off_but_not_when_observing() {
     let mut scheduler = lone(&[limited(Limit {
         sustained: 10,
         peak: 0,
@@ -171,7 +171,7 @@ fn limits_hold_where_control_is_off_and_what_they_held_is_let_go_when_only_obser
 }
 
 #[test]
-fn observing_holds_nobody_and_tells_what_would_have_been_held() {
+fn observing_delays_no_io_and_reports_would_be_delays() {
     let mut scheduler = lone(&[limited(Limit::steady(100))]);
     scheduler.steer(
         Time::ZERO,
@@ -230,7 +230,7 @@ fn bursting(sustained: u64, burst: u64) -> Policy {
 }
 
 #[test]
-fn a_disk_that_comes_back_has_what_it_had_left_of_its_burst_and_what_has_come_since() {
+fn a_reattached_disk_has_its_remaining_burst_and_its_refill() {
     let mut scheduler = lone(&[bursting(10, 100)]);
     // A burst is what may be ahead: the I/O that reaches it still passes.
     assert_eq!(pass(&mut scheduler, at(SECOND), 200), 101);
@@ -252,7 +252,7 @@ fn a_disk_that_comes_back_has_what_it_had_left_of_its_burst_and_what_has_come_si
 }
 
 #[test]
-fn a_disk_that_comes_back_has_what_it_had_left_of_its_bandwidth() {
+fn a_reattached_disk_has_its_remaining_bandwidth_burst() {
     let bytes = Policy {
         bandwidth: Some(Limit {
             sustained: 40_960,

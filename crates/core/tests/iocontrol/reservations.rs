@@ -35,7 +35,7 @@ fn a_reservation_is_met_in_every_second_however_few_the_shares() {
 }
 
 #[test]
-fn what_a_disk_got_beside_its_reservation_does_not_count_against_it() {
+fn service_by_shares_does_not_reduce_a_reservation() {
     let mut policies = vec![reserved(100, 800)];
     policies.resize(5, shares(4_000));
     let mut made = clients(&policies, 32);
@@ -69,7 +69,7 @@ fn a_reservation_is_not_saved_up_while_the_disk_is_idle() {
 }
 
 #[test]
-fn a_disk_that_wakes_may_be_50_ms_behind_its_reservation() {
+fn a_disk_that_becomes_active_may_be_50_ms_behind_its_reservation() {
     let mut policies = vec![reserved(100, 1_000)];
     policies.resize(5, shares(4_000));
     let mut made = clients(&policies, 64);
@@ -84,7 +84,7 @@ fn a_disk_that_wakes_may_be_50_ms_behind_its_reservation() {
 }
 
 #[test]
-fn where_nothing_is_congested_a_reservation_counts_in_full() {
+fn on_an_uncongested_datastore_a_reservation_applies_in_full() {
     let mut scheduler = lone(&[reserved(100, 1_000), shares(10_000)]);
     let orders = orders(|orders| {
         orders.window = REF;
@@ -104,7 +104,7 @@ fn where_nothing_is_congested_a_reservation_counts_in_full() {
 }
 
 #[test]
-fn reservations_that_cannot_all_be_met_shrink_alike_and_leave_a_tenth() {
+fn infeasible_reservations_shrink_alike_and_leave_a_tenth() {
     // 6000 are reserved of 4000: what the governor makes of it is 0.9 * 4000 / 6000.
     let mut policies = vec![reserved(100, 4_000), reserved(1_000, 2_000)];
     policies.resize(6, shares(2_000));
@@ -123,7 +123,7 @@ fn reservations_that_cannot_all_be_met_shrink_alike_and_leave_a_tenth() {
 }
 
 #[test]
-fn a_reservation_counts_for_the_part_that_the_governor_says() {
+fn a_reservation_is_scaled_by_the_governors_fraction() {
     let mut policies = vec![reserved(100, 2_000)];
     policies.resize(5, shares(10_000));
     let mut world = World::new(1, 4_000, 4, clients(&policies, 32));
@@ -153,7 +153,7 @@ fn reservations_leave_a_tenth_in_any_100_ms() {
 }
 
 #[test]
-fn reservations_leave_a_tenth_of_the_first_100_ms_after_a_rest_too() {
+fn reservations_leave_a_tenth_of_the_first_100_ms_after_idle_time() {
     let mut policies = vec![reserved(1_000, 50_000)];
     policies.resize(4, shares(1_000));
     let mut made = clients(&policies, 32);
@@ -170,7 +170,7 @@ fn reservations_leave_a_tenth_of_the_first_100_ms_after_a_rest_too() {
 }
 
 #[test]
-fn a_disk_is_served_at_once_after_its_reservation_went() {
+fn a_disk_is_served_at_once_after_its_reservation_is_removed() {
     let policies = [reserved(1_000, 3_000), shares(1_000)];
     let mut world = World::new(1, 4_000, 4, clients(&policies, 32));
     world.run(10 * SECOND);

@@ -168,7 +168,7 @@ fn near(value: u64, expected: u64, percent: u64) -> bool {
 }
 
 #[test]
-fn of_a_busy_disk_one_io_in_32_counts() {
+fn one_io_in_32_of_a_busy_disk_is_sampled() {
     let mut busy = Busy::new(Policy::default());
     busy.run(1_000, 32, 4_096);
     assert_eq!(busy.skipped(), 0);
@@ -188,7 +188,7 @@ fn of_a_busy_disk_one_io_in_32_counts() {
 }
 
 #[test]
-fn what_is_told_of_a_busy_disk_is_right() {
+fn reports_of_a_sampled_disk_are_right() {
     let mut busy = Busy::at_work(Policy::default());
     // Larger ones, three times as long in flight.
     for (len, depth) in [(4_096, 32), (16_384, 96)] {
@@ -217,7 +217,7 @@ fn what_is_told_of_a_busy_disk_is_right() {
 }
 
 #[test]
-fn the_cost_in_flight_is_known_as_control_engages_and_nothing_is_left_of_it() {
+fn the_cost_in_flight_is_known_when_control_engages() {
     let mut busy = Busy::at_work(Policy::default());
     busy.run(1_000, 96, 4_096);
     // As many fit as there are, and a half more.
@@ -246,7 +246,7 @@ fn the_cost_in_flight_is_known_as_control_engages_and_nothing_is_left_of_it() {
 }
 
 #[test]
-fn the_window_holds_a_busy_disk_that_nothing_else_holds() {
+fn the_window_limits_a_sampled_disk_without_other_limits() {
     let mut busy = Busy::new(Policy::default());
     busy.steer(Orders {
         window: reads(128),
@@ -277,7 +277,7 @@ fn the_window_holds_a_busy_disk_that_nothing_else_holds() {
 }
 
 #[test]
-fn a_limit_that_comes_to_a_busy_disk_counts_from_its_first_io() {
+fn a_new_limit_of_a_sampled_disk_applies_to_its_first_io() {
     let mut busy = Busy::at_work(Policy::default());
     let limit = Some(Limit {
         sustained: 100,
@@ -298,7 +298,7 @@ fn a_limit_that_comes_to_a_busy_disk_counts_from_its_first_io() {
 }
 
 #[test]
-fn every_io_counts_of_a_disk_with_a_latency_target_and_of_one_that_does_little_again() {
+fn disks_with_a_latency_target_or_a_low_rate_are_not_sampled() {
     let target = Policy {
         latency_target: Some(Span::from_millis(5)),
         ..Policy::default()
@@ -321,7 +321,7 @@ fn every_io_counts_of_a_disk_with_a_latency_target_and_of_one_that_does_little_a
 }
 
 #[test]
-fn where_control_only_observes_a_congested_datastore_every_io_counts() {
+fn no_io_is_skipped_on_a_congested_datastore_in_observe_mode() {
     let mut busy = Busy::at_work(Policy::default());
     busy.steer(Orders {
         mode: Mode::Observe,

@@ -488,7 +488,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_request_is_answered_exactly_once_whoever_must_wait(
+    fn every_request_is_answered_exactly_once_under_control(
         threads in 1..4_usize,
         specs in prop::collection::vec(filter(), 0..3),
         policies in prop::collection::vec(policy(), DISKS),

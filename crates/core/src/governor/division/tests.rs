@@ -26,7 +26,7 @@ fn two_greedy_disks_share_by_their_shares() {
 }
 
 #[test]
-fn an_idle_disk_gets_nothing_and_a_limited_one_no_more_than_its_limit_needs() {
+fn idle_and_limited_disks_get_no_more_than_they_need() {
     assert_eq!(Demand::new(1_000, 500, 0, 0.01, 1.0, 25e6).most, 0.0);
     let limited = Demand::new(1_000, 0, 100, 64.0, 1.0, 25e6);
     assert!(
@@ -39,14 +39,14 @@ fn an_idle_disk_gets_nothing_and_a_limited_one_no_more_than_its_limit_needs() {
 }
 
 #[test]
-fn a_reservation_that_is_not_asked_for_is_not_given() {
+fn an_unused_reservation_gets_no_part() {
     // 20 in flight would be needed for it; it has two, and may have a quarter and one more.
     let light = Demand::new(1_000, 800, 0, 2.0, 1.0, 25e6);
     assert_eq!((light.least, light.most), (3.5, 3.5));
 }
 
 #[test]
-fn nobody_at_all_leaves_everything() {
+fn without_demands_the_whole_window_is_unused() {
     assert_eq!(Division::of(&[], 40.0).slack, 40.0);
 }
 
@@ -54,7 +54,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn everything_is_given_within_bounds_and_in_proportion(
+    fn the_window_is_divided_within_bounds_and_in_proportion(
         demands in prop::collection::vec(demand(), 1..60), window in 1.0..1_500.0_f64,
     ) {
         let division = Division::of(&demands, window);
@@ -77,7 +77,7 @@ proptest! {
     }
 
     #[test]
-    fn reservations_never_take_the_last_tenth_from_those_without(
+    fn reservations_leave_a_tenth_to_disks_without(
         demands in prop::collection::vec(demand(), 1..20), greedy in 100.0..10_000.0_f64,
     ) {
         let mut demands = demands;

@@ -77,7 +77,7 @@ fn at(seconds: u64) -> Time {
 }
 
 #[test]
-fn a_stranger_is_told_after_a_trial_and_the_window_is_held_at_half_the_knee() {
+fn external_load_is_reported_after_a_trial_and_half_the_knee_is_held() {
     for stranger in [100.0, 400.0] {
         let mut run = Run::new();
         let world: World = if stranger > 200.0 {
@@ -93,7 +93,7 @@ fn a_stranger_is_told_after_a_trial_and_the_window_is_held_at_half_the_knee() {
 }
 
 #[test]
-fn a_datastore_that_lost_half_or_more_of_its_speed_is_tried_once_and_is_no_stranger() {
+fn a_slower_datastore_is_tried_once_and_not_reported_as_external_load() {
     let worlds: [World; 3] = [
         |now| (if now < at(10) { 4_000.0 } else { 2_000.0 }, 0.0),
         |now| (if now < at(10) { 4_000.0 } else { 1_500.0 }, 0.0),
@@ -113,7 +113,7 @@ fn a_datastore_that_lost_half_or_more_of_its_speed_is_tried_once_and_is_no_stran
 }
 
 #[test]
-fn a_hold_outlasts_its_trials_while_the_stranger_stays_and_ends_when_he_goes() {
+fn a_hold_lasts_as_long_as_the_external_load() {
     let mut run = Run::new();
     let world: World = |now| {
         (
@@ -133,7 +133,7 @@ fn a_hold_outlasts_its_trials_while_the_stranger_stays_and_ends_when_he_goes() {
 }
 
 #[test]
-fn a_stranger_who_becomes_a_slow_datastore_is_let_go_by_the_next_trial() {
+fn a_hold_ends_at_the_next_trial_if_the_datastore_is_slow_instead() {
     let mut run = Run::new();
     let world: World = |now| match now {
         now if now < at(10) => (4_000.0, 0.0),
@@ -177,14 +177,14 @@ fn tries(in_flight: f64, window: f64, rate: f64) -> bool {
 }
 
 #[test]
-fn nothing_is_tried_where_the_window_is_not_filled_or_as_much_is_done_as_ever() {
+fn no_trial_without_a_full_window_and_a_drop_in_throughput() {
     assert!(tries(30.0, 30.0, 1_200.0), "filled, and much less is done");
     assert!(!tries(30.0, 100.0, 1_200.0), "nobody asks for more");
     assert!(!tries(30.0, 30.0, 4_000.0), "less in flight does as much");
 }
 
 #[test]
-fn who_is_at_it_goes_on_though_another_with_a_lesser_name_has_joined() {
+fn a_detecting_host_continues_after_a_lesser_name_joins() {
     let mut governor = Governor::new(crate::governor::Settings {
         host: [5; 16],
         incarnation: 1,
@@ -211,7 +211,7 @@ fn who_is_at_it_goes_on_though_another_with_a_lesser_name_has_joined() {
 }
 
 #[test]
-fn who_does_not_watch_follows_and_takes_over_what_is_held() {
+fn a_following_host_can_take_over_a_held_window() {
     let mut watch = Watch::default();
     assert_eq!(watch.follow(30.0, true, false), None);
     assert_eq!(
@@ -242,7 +242,7 @@ fn who_does_not_watch_follows_and_takes_over_what_is_held() {
 }
 
 #[test]
-fn a_trial_is_said_to_be_near_for_a_second_and_a_half_before_it_begins() {
+fn a_trial_is_announced_a_second_and_a_half_before_it_begins() {
     let mut run = Run::new();
     let mut near = Vec::new();
     while !run.watch.tries() {
@@ -258,7 +258,7 @@ fn a_trial_is_said_to_be_near_for_a_second_and_a_half_before_it_begins() {
 }
 
 #[test]
-fn a_datastore_that_ages_is_not_compared_with_its_youth() {
+fn a_slowly_degrading_datastore_causes_no_trial() {
     let mut run = Run::new();
     // From 4,000 a second to 1,500 in twenty minutes, with less and less in flight at the same latency.
     let ages: World = |now| (4_000.0 - 2_500.0 * now.as_nanos() as f64 / 1.2e12, 0.0);

@@ -21,7 +21,7 @@ fn moment(truth: &Factors, mix: [f64; FEATURES], noise: f64) -> [f64; FEATURES] 
 }
 
 #[test]
-fn a_load_that_never_changes_teaches_nothing() {
+fn a_constant_mix_leaves_the_costs_unchanged() {
     let mut fit = Fit::default();
     for _ in 0..200 {
         fit.add(moment(&BELIEVED, [1.0, 1.0, 0.0625, 0.0625], 1.0));
@@ -35,7 +35,7 @@ fn a_load_that_never_changes_teaches_nothing() {
 }
 
 #[test]
-fn nothing_moves_by_more_than_a_tenth_a_minute() {
+fn costs_move_by_at_most_a_tenth_a_minute() {
     let mut learner = Learner::new(BELIEVED);
     let goal = Factors {
         write: 20.0,
@@ -52,7 +52,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_write_that_costs_more_is_found_out_where_the_mix_varies(
+    fn the_cost_of_writes_is_learned_from_a_varying_mix(
         write in 0.7..8.0_f64, bytes in 0.3..3.0_f64,
         noises in prop::collection::vec(0.98..1.02_f64, 150),
     ) {
@@ -70,7 +70,7 @@ proptest! {
     }
 
     #[test]
-    fn any_moments_give_costs_within_bounds(
+    fn any_samples_give_costs_within_bounds(
         moments in prop::collection::vec(prop::array::uniform4(0.0..1e6_f64), 100..150),
     ) {
         let mut fit = Fit::default();

@@ -61,7 +61,7 @@ fn held(terms: Terms, host: u8, block: &mut [u8; SLOT]) -> Lease {
 }
 
 #[test]
-fn a_free_disk_is_ours_after_a_brief_wait_where_that_is_safe_and_after_a_lease_elsewhere() {
+fn a_free_disk_is_claimed_after_a_brief_wait_or_a_whole_lease() {
     for (terms, wait) in [(BRIEF, 50), (FULL, 1_125)] {
         let (mut lease, mut block) = (new(DISK, 1, terms), [0; SLOT]);
         lease.want(at(0), Intent::OnlyFree);
@@ -93,7 +93,7 @@ fn a_disk_that_is_open_on_a_live_host_is_refused() {
 }
 
 #[test]
-fn a_silent_hosts_disk_is_taken_over_only_when_asked_and_never_before_it_has_stopped() {
+fn a_silent_hosts_disk_is_taken_over_only_on_request_and_after_its_lease() {
     let mut block = [0; SLOT];
     let holder = held(FULL, 1, &mut block);
     let mut other = new(DISK, 2, FULL);
@@ -116,7 +116,7 @@ fn a_silent_hosts_disk_is_taken_over_only_when_asked_and_never_before_it_has_sto
 }
 
 #[test]
-fn a_host_back_from_a_pause_may_not_write_and_learns_why() {
+fn a_host_back_from_a_pause_may_not_write_and_reports_why() {
     let mut block = [0; SLOT];
     let mut holder = held(FULL, 1, &mut block);
     let mut other = new(DISK, 2, FULL);
@@ -128,7 +128,7 @@ fn a_host_back_from_a_pause_may_not_write_and_learns_why() {
 }
 
 #[test]
-fn what_was_given_back_is_free_and_our_own_earlier_start_is_no_stranger() {
+fn a_released_disk_is_free_and_an_earlier_start_is_recognised() {
     let mut block = [0; SLOT];
     let mut holder = held(BRIEF, 1, &mut block);
     let mut again = Lease::new(
@@ -154,7 +154,7 @@ fn what_was_given_back_is_free_and_our_own_earlier_start_is_no_stranger() {
 }
 
 #[test]
-fn a_claim_that_came_long_after_its_look_waits_for_a_whole_lease() {
+fn a_claim_long_after_its_read_waits_for_a_whole_lease() {
     let (mut lease, block) = (new(DISK, 1, BRIEF), [0; SLOT]);
     lease.want(at(0), Intent::OnlyFree);
     assert_eq!(lease.next(at(0)), Act::Read);
@@ -181,7 +181,7 @@ fn a_renewal_counts_from_the_start_of_its_read_and_not_from_the_end_of_its_write
 }
 
 #[test]
-fn a_renewal_that_ends_after_the_lease_has_ended_renews_nothing() {
+fn a_renewal_completed_after_expiry_does_not_renew() {
     let mut block = [0; SLOT];
     let mut lease = held(FULL, 1, &mut block);
     let Standing::Held(until) = lease.standing(at(2_000)) else {
@@ -194,7 +194,7 @@ fn a_renewal_that_ends_after_the_lease_has_ended_renews_nothing() {
 }
 
 #[test]
-fn a_block_that_is_not_this_disks_lease_is_left_for_a_person() {
+fn a_foreign_lease_block_is_left_to_the_administrator() {
     let (mut lease, mut block) = (new(DISK, 1, FULL), [0; SLOT]);
     let _ = held(FULL, 1, &mut block);
     let mut other = new([8; 16], 1, FULL);
@@ -211,7 +211,7 @@ fn a_block_that_is_not_this_disks_lease_is_left_for_a_person() {
 }
 
 #[test]
-fn where_a_lock_keeps_others_away_a_claim_does_not_wait() {
+fn a_claim_under_an_enforced_lock_does_not_wait() {
     let terms = Terms {
         contest: Contest::Nobody,
         ..FULL
@@ -235,7 +235,7 @@ fn where_a_lock_keeps_others_away_a_claim_does_not_wait() {
 }
 
 #[test]
-fn our_own_record_of_an_earlier_boot_is_waited_for_since_a_copy_of_this_machine_may_live() {
+fn our_record_of_an_earlier_boot_may_belong_to_a_live_copy() {
     let mut block = [0; SLOT];
     let _gone = held(BRIEF, 1, &mut block);
     let mut again = Lease::new(
@@ -298,7 +298,7 @@ fn a_copied_root_on_the_same_boot_is_refused_while_the_other_copy_renews() {
 }
 
 #[test]
-fn a_lock_or_boot_that_is_not_known_proves_nothing() {
+fn an_unknown_lock_or_boot_proves_nothing() {
     for unknown in [
         |of: &mut Holder| of.lock = [0; 16],
         |of: &mut Holder| of.boot = [0; 16],
@@ -325,7 +325,7 @@ fn a_copied_root_takes_a_silent_disk_only_after_the_whole_wait() {
 }
 
 #[test]
-fn a_claim_is_believed_only_when_exactly_this_claim_is_found() {
+fn a_claim_is_confirmed_only_by_its_exact_record() {
     let (mut lease, empty) = (new(DISK, 1, FULL), [0; SLOT]);
     lease.want(at(0), Intent::OnlyFree);
     assert_eq!(lease.next(at(0)), Act::Read);
@@ -355,7 +355,7 @@ fn ran_out(block: &mut [u8; SLOT]) -> Lease {
 }
 
 #[test]
-fn a_lease_that_ran_out_is_regained_after_a_full_wait_where_nobody_came() {
+fn an_expired_lease_is_regained_after_a_full_wait_if_unclaimed() {
     let mut block = [0; SLOT];
     let mut lease = ran_out(&mut block);
     assert!(lease.regain(at(6_000)));
@@ -366,7 +366,7 @@ fn a_lease_that_ran_out_is_regained_after_a_full_wait_where_nobody_came() {
 }
 
 #[test]
-fn a_lease_that_ran_out_is_lost_for_good_where_somebody_came_or_the_block_was_emptied() {
+fn an_expired_lease_is_lost_if_claimed_or_emptied() {
     for emptied in [false, true] {
         let mut block = [0; SLOT];
         let mut lease = ran_out(&mut block);
@@ -389,7 +389,7 @@ fn a_lease_that_ran_out_is_lost_for_good_where_somebody_came_or_the_block_was_em
 }
 
 #[test]
-fn a_lease_that_ran_out_over_a_write_of_unknown_fate_is_lost_for_good() {
+fn an_expired_lease_with_a_write_of_unknown_result_is_lost() {
     let mut block = [0; SLOT];
     let mut lease = held(FULL, 1, &mut block);
     let mut now = 2_000;
@@ -406,7 +406,7 @@ fn a_lease_that_ran_out_over_a_write_of_unknown_fate_is_lost_for_good() {
 }
 
 #[test]
-fn a_claim_that_fails_while_regaining_loses_the_lease_for_good() {
+fn a_failed_claim_while_regaining_loses_the_lease() {
     let mut block = [0; SLOT];
     let mut lease = ran_out(&mut block);
     assert!(lease.regain(at(6_000)));
@@ -419,7 +419,7 @@ fn a_claim_that_fails_while_regaining_loses_the_lease_for_good() {
 }
 
 #[test]
-fn an_older_write_of_ours_that_landed_late_is_no_proof_that_nobody_came() {
+fn an_older_record_of_ours_does_not_prove_the_lease_was_unclaimed() {
     let mut block = [0; SLOT];
     let mut lease = held(BRIEF, 1, &mut block);
     let older = block;
@@ -433,7 +433,7 @@ fn an_older_write_of_ours_that_landed_late_is_no_proof_that_nobody_came() {
 }
 
 #[test]
-fn a_hosts_name_is_shown_without_what_a_terminal_would_obey() {
+fn a_hosts_name_is_shown_without_terminal_control_characters() {
     let name = |text| format!("{:?}", Name::new(text));
     assert_eq!(name("pve1"), "pve1");
     assert_eq!(name("a\x1b[2Jb"), "a?[2Jb");
@@ -605,7 +605,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn never_may_two_hosts_write_however_late_or_failed_the_ios(
+    fn two_hosts_never_write_at_once_with_late_or_failed_ios(
         lucks in prop::collection::vec(luck(6_000), 50..400), hosts in 2..4_usize,
     ) {
         let played = play(FULL, hosts, &lucks, true);
@@ -613,7 +613,7 @@ proptest! {
     }
 
     #[test]
-    fn who_stands_still_now_and_then_and_is_alone_regains_its_lease(
+    fn an_uncontested_host_regains_its_lease_after_pauses(
         lucks in prop::collection::vec(luck(30), 50..100), pause in 1_000..3_000_u64,
     ) {
         let mut lucks: Vec<Luck> = lucks.iter().map(|&luck| Luck { fate: luck.fate % 15, ..luck }).collect();
@@ -624,7 +624,7 @@ proptest! {
     }
 
     #[test]
-    fn where_late_writes_never_land_a_brief_wait_is_as_safe(
+    fn a_brief_wait_is_safe_if_late_writes_never_land(
         lucks in prop::collection::vec(luck(30), 50..400), hosts in 2..4_usize,
     ) {
         let played = play(BRIEF, hosts, &lucks, false);
@@ -633,14 +633,14 @@ proptest! {
     }
 
     #[test]
-    fn with_ios_that_come_back_somebody_gets_to_write(
+    fn with_completing_ios_one_host_gets_the_lease(
         lucks in prop::collection::vec(luck(30), 50..400), hosts in 2..4_usize,
     ) {
         prop_assert!(play(FULL, hosts, &lucks, true).any > 0);
     }
 
     #[test]
-    fn a_record_is_read_as_it_was_written_and_nothing_else_is_one(
+    fn a_record_round_trips_and_other_bytes_are_rejected(
         sequence: u64, incarnation: u64, free: bool, flip in 0..SLOT * 8, lease in 0..600_000_u64,
     ) {
         let lease = Span::from_millis(lease);

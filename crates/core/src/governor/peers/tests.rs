@@ -41,7 +41,7 @@ fn a_silent_peer_is_live_for_three_ticks_suspect_for_a_lease_and_then_gone() {
 }
 
 #[test]
-fn a_dead_peer_stays_dead_while_its_slot_stays_as_it_was_and_lives_again_when_it_speaks() {
+fn a_dead_peer_is_alive_again_only_with_a_new_record() {
     let mut peers = Peers::default();
     hear(&mut peers, 0, &says(2, 1));
     assert_eq!(hear(&mut peers, 2_100, &says(2, 1)).lost.len(), 1);
@@ -53,7 +53,7 @@ fn a_dead_peer_stays_dead_while_its_slot_stays_as_it_was_and_lives_again_when_it
 }
 
 #[test]
-fn a_host_that_has_taken_another_slot_is_the_one_it_was() {
+fn a_host_is_recognised_in_another_slot() {
     let mut peers = Peers::default();
     hear(&mut peers, 0, &says(2, 5));
     let (old, new) = (says(2, 5).encode(), says(2, 6).encode());
@@ -75,7 +75,7 @@ fn a_host_that_has_taken_another_slot_is_the_one_it_was() {
 }
 
 #[test]
-fn a_new_sequence_number_makes_it_young_again() {
+fn a_new_sequence_number_resets_the_age() {
     let mut peers = Peers::default();
     for tick in 0..100 {
         assert!(
@@ -87,7 +87,7 @@ fn a_new_sequence_number_makes_it_young_again() {
 }
 
 #[test]
-fn nobody_ages_while_we_cannot_read() {
+fn no_peer_ages_while_reads_fail() {
     let mut peers = Peers::default();
     hear(&mut peers, 0, &says(2, 1));
     peers.unread();
@@ -102,7 +102,7 @@ fn a_slower_peer_has_a_longer_lease() {
 }
 
 #[test]
-fn one_that_says_goodbye_is_gone_at_once() {
+fn a_leaving_peer_is_removed_at_once() {
     let mut peers = Peers::default();
     hear(&mut peers, 0, &says(2, 1));
     let leaving = Record {
@@ -114,7 +114,7 @@ fn one_that_says_goodbye_is_gone_at_once() {
 }
 
 #[test]
-fn a_torn_slot_leaves_the_last_good_copy() {
+fn a_torn_slot_leaves_the_last_valid_copy() {
     let mut peers = Peers::default();
     hear(&mut peers, 0, &says(2, 1));
     let mut bytes = says(2, 2).encode();
@@ -131,7 +131,7 @@ fn a_torn_slot_leaves_the_last_good_copy() {
 }
 
 #[test]
-fn who_tears_his_slot_again_and_again_lives_and_who_leaves_it_torn_does_not() {
+fn a_peer_with_changing_torn_slots_is_alive() {
     let mut peers = Peers::default();
     hear(&mut peers, 0, &says(2, 1));
     let torn = |sequence| {
@@ -156,7 +156,7 @@ fn who_tears_his_slot_again_and_again_lives_and_who_leaves_it_torn_does_not() {
 }
 
 #[test]
-fn who_may_have_spoken_where_something_foreign_or_nothing_stands_has_the_longest_lease() {
+fn a_peer_with_an_overwritten_slot_has_the_longest_lease() {
     for lost in [[0x5a; 4096], [0; 4096]] {
         let mut peers = Peers::default();
         let reads = |peers: &mut Peers, ms| peers.heard(at(ms), &[(2, &lost[..])], ME).lost;
@@ -181,7 +181,7 @@ fn who_may_have_spoken_where_something_foreign_or_nothing_stands_has_the_longest
 }
 
 #[test]
-fn somebody_else_in_our_slot_is_told_and_our_own_record_is_no_peer() {
+fn another_host_in_our_slot_is_reported_and_we_are_not_our_peer() {
     let mut peers = Peers::default();
     let mine = Record {
         incarnation: 11,
@@ -200,7 +200,7 @@ fn somebody_else_in_our_slot_is_told_and_our_own_record_is_no_peer() {
 }
 
 #[test]
-fn of_two_daemons_with_one_name_that_live_the_younger_is_told_and_an_earlier_start_is_no_reason() {
+fn the_younger_of_two_live_daemons_with_one_name_is_notified() {
     let start = |incarnation, sequence| Record {
         incarnation,
         ..says(1, sequence)
@@ -235,7 +235,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn garbage_in_any_slot_brings_nobody(
+    fn garbage_in_any_slot_adds_no_peer(
         slots in prop::collection::vec((2..40_u16, prop::collection::vec(any::<u8>(), 0..5_000)), 0..8),
     ) {
         let mut peers = Peers::default();

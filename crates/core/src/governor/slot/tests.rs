@@ -64,7 +64,7 @@ fn record() -> impl Strategy<Value = Record> {
 }
 
 #[test]
-fn an_empty_slot_and_a_short_one_are_told_apart_from_a_foreign_one() {
+fn empty_short_and_foreign_slots_are_distinguished() {
     assert_eq!(Record::decode(&[0; SLOT]), Err(Unreadable::Empty));
     assert_eq!(Record::decode(&[0; 100]), Err(Unreadable::Short));
     assert_eq!(Record::decode(&[9; SLOT]), Err(Unreadable::Foreign));
@@ -75,7 +75,7 @@ fn an_empty_slot_and_a_short_one_are_told_apart_from_a_foreign_one() {
 }
 
 #[test]
-fn a_slot_of_a_newer_version_is_nobodys_error() {
+fn a_slot_of_a_newer_version_is_not_an_error() {
     let mut bytes = Record::default().encode();
     bytes[8] = 2;
     seal(&mut bytes);
@@ -83,7 +83,7 @@ fn a_slot_of_a_newer_version_is_nobodys_error() {
 }
 
 #[test]
-fn a_slot_whose_ends_do_not_agree_is_no_record_though_its_checksum_may_fit() {
+fn a_slot_with_different_sequence_numbers_is_torn() {
     let whole = Record {
         sequence: 7,
         ..Record::default()
@@ -95,7 +95,7 @@ fn a_slot_whose_ends_do_not_agree_is_no_record_though_its_checksum_may_fit() {
 }
 
 #[test]
-fn a_host_of_before_has_no_name_and_is_read_all_the_same() {
+fn a_slot_of_an_older_version_is_read_without_a_name() {
     let told = Record {
         sequence: 7,
         name: Name::new("pve1"),
@@ -110,7 +110,7 @@ fn a_host_of_before_has_no_name_and_is_read_all_the_same() {
 }
 
 #[test]
-fn what_holds_for_all_is_read_as_it_was_written_and_clamped() {
+fn the_common_slot_round_trips_and_is_clamped() {
     let common = Common {
         generation: 7,
         mode: 2,
@@ -135,7 +135,7 @@ fn what_holds_for_all_is_read_as_it_was_written_and_clamped() {
 }
 
 #[test]
-fn of_four_hundred_disks_all_shares_and_reservations_count() {
+fn all_shares_and_reservations_of_four_hundred_disks_count() {
     let disks: Vec<Entry> = (0..400)
         .map(|key| Entry {
             key,
@@ -177,7 +177,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_record_is_read_as_it_was_written(record in record()) {
+    fn a_record_round_trips(record in record()) {
         let mut read = Record::decode(&record.encode()).unwrap();
         prop_assert_eq!(Record::peek(&record.encode()), Some((record.host, record.incarnation, record.sequence)));
         for (read, wrote) in read.disks.iter_mut().zip(&record.disks) {
@@ -189,7 +189,7 @@ proptest! {
     }
 
     #[test]
-    fn a_turned_bit_or_half_of_another_write_is_noticed(
+    fn a_flipped_bit_or_torn_write_is_detected(
         record in record(), flip in 0..SLOT * 8, cut in 1..SLOT,
     ) {
         let mut bytes = record.encode();
@@ -203,7 +203,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_a_record_with_a_wild_number(noise in prop::collection::vec(any::<u8>(), SLOT - 10)) {
+    fn any_bytes_decode_within_bounds(noise in prop::collection::vec(any::<u8>(), SLOT - 10)) {
         let mut bytes = [0; SLOT];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8] = 1;
@@ -226,7 +226,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_of_any_length_are_answered(bytes in prop::collection::vec(any::<u8>(), 0..2 * SLOT)) {
+    fn any_bytes_of_any_length_are_handled(bytes in prop::collection::vec(any::<u8>(), 0..2 * SLOT)) {
         let _ = (Record::decode(&bytes), Common::decode(&bytes), Record::peek(&bytes));
     }
 }

@@ -17,7 +17,7 @@ fn array(most: f64, least_ms: f64, in_flight: f64) -> Sight {
 const TICK: Span = Span::from_millis(100);
 
 #[test]
-fn before_anything_was_seen_there_is_no_knee() {
+fn without_data_there_is_no_knee() {
     assert_eq!(Curve::default().knee(), None);
     let mut curve = Curve::default();
     curve.saw(TICK, &Sight::default());
@@ -25,7 +25,7 @@ fn before_anything_was_seen_there_is_no_knee() {
 }
 
 #[test]
-fn the_knee_is_where_the_array_is_full_and_only_more_load_shows_that() {
+fn the_knee_is_found_only_under_more_load() {
     let mut curve = Curve::default();
     let load = |curve: &mut Curve, in_flight| {
         (0..20).for_each(|_| curve.saw(TICK, &array(20_000.0, 0.5, in_flight)));
@@ -42,7 +42,7 @@ fn the_knee_is_where_the_array_is_full_and_only_more_load_shows_that() {
 }
 
 #[test]
-fn an_array_that_has_become_slower_is_believed_within_seconds() {
+fn a_slower_array_changes_the_curve_within_seconds() {
     let mut curve = Curve::default();
     for _ in 0..50 {
         for in_flight in [5.0, 10.0, 20.0, 40.0, 80.0] {
@@ -93,7 +93,7 @@ fn the_threshold_is_a_quarter_above_the_knee_and_at_least_twice_the_least_latenc
 }
 
 #[test]
-fn without_anything_seen_below_it_goes_down_to_look() {
+fn the_threshold_moves_down_while_nothing_lower_is_known() {
     let mut seeker = Seeker::new(10e6);
     let knee = Knee {
         latency: 10e6,
@@ -113,7 +113,7 @@ fn without_anything_seen_below_it_goes_down_to_look() {
 }
 
 #[test]
-fn on_its_way_down_it_ends_where_throughput_begins_to_fall() {
+fn the_search_downwards_ends_where_throughput_falls() {
     // Latency rises before the array is full: 0.94 of the most at 12 in flight.
     let soft = |in_flight: f64| Sight {
         rate: 20_000.0 * in_flight / (in_flight + 0.75),
@@ -136,7 +136,7 @@ fn on_its_way_down_it_ends_where_throughput_begins_to_fall() {
 }
 
 #[test]
-fn a_moment_with_less_does_not_end_the_way_down() {
+fn a_brief_drop_does_not_end_the_search_downwards() {
     let mut curve = Curve::default();
     let saw = |curve: &mut Curve, times, in_flight, part| {
         let full = array(20_000.0, 0.5, in_flight);
@@ -151,7 +151,7 @@ fn a_moment_with_less_does_not_end_the_way_down() {
 }
 
 #[test]
-fn how_low_latency_can_be_is_known_only_from_less_in_flight() {
+fn the_minimum_latency_is_known_only_below_the_knee() {
     let knee = Knee {
         latency: 4e6,
         least: 4e6,
@@ -164,7 +164,7 @@ fn how_low_latency_can_be_is_known_only_from_less_in_flight() {
 }
 
 #[test]
-fn pressure_goes_down_by_steps_and_stops_where_throughput_is_lost() {
+fn pressure_tightens_in_steps_until_throughput_is_lost() {
     let mut curve = Curve::default();
     let mut load = |in_flight| {
         (0..20).for_each(|_| curve.saw(TICK, &array(20_000.0, 0.5, in_flight)));
@@ -179,7 +179,7 @@ fn pressure_goes_down_by_steps_and_stops_where_throughput_is_lost() {
 }
 
 #[test]
-fn pressure_waits_until_the_most_is_known_and_aims_at_no_latency_below_the_least() {
+fn pressure_needs_a_known_peak_and_stays_above_the_least_latency() {
     let mut curve = Curve::default();
     assert_eq!(curve.tightest(0.7, 2e6), 2e6);
     let mut load = |in_flight| {
@@ -212,7 +212,7 @@ fn pressure_tightens_at_once_relaxes_slowly_and_never_passes_its_floor() {
 }
 
 #[test]
-fn what_was_believed_stays_so_for_an_hour_however_little_was_seen_of_it() {
+fn an_accepted_bin_stays_valid_for_an_hour() {
     let mut curve = Curve::default();
     let mut see = |in_flight, times| {
         (0..times).for_each(|_| curve.saw(TICK, &array(20_000.0, 0.5, in_flight)));
@@ -229,7 +229,7 @@ fn what_was_believed_stays_so_for_an_hour_however_little_was_seen_of_it() {
 }
 
 #[test]
-fn how_little_may_be_in_flight_is_what_leaves_that_part_of_the_most() {
+fn the_narrowest_window_leaves_the_given_part_of_the_peak() {
     let mut curve = Curve::default();
     assert_eq!(curve.narrowest(0.7), None);
     let mut see = |in_flight| {

@@ -33,7 +33,7 @@ fn a_holders_time_counts_from_the_start_of_the_read_that_found_its_claim() {
 }
 
 #[test]
-fn a_renewal_whose_write_failed_renews_nothing() {
+fn a_renewal_with_a_failed_write_does_not_renew() {
     let (mut lease, _) = renewing_from_400();
     lease.was_written(at(700), false);
     assert_eq!(lease.standing(at(700)), Standing::Held(at(1_050)));
@@ -41,7 +41,7 @@ fn a_renewal_whose_write_failed_renews_nothing() {
 }
 
 #[test]
-fn a_renewal_whose_write_ends_after_the_time_ran_out_renews_nothing() {
+fn a_renewal_written_after_expiry_does_not_renew() {
     let (mut lease, _) = renewing_from_400();
     lease.was_written(at(1_200), true);
     assert_eq!(lease.standing(at(1_200)), Standing::Lost(None));
@@ -107,7 +107,7 @@ fn a_taker_counts_silence_from_the_end_of_its_own_read() {
 }
 
 #[test]
-fn a_claim_to_what_was_another_hosts_waits_for_a_whole_lease_also_where_waits_are_brief() {
+fn a_claim_on_another_hosts_lease_always_waits_for_a_whole_lease() {
     let mut block = [0; SLOT];
     let _holder = held(BRIEF, 1, &mut block);
     let mut other = new(DISK, 2, BRIEF);
