@@ -41,7 +41,7 @@ fn ended(io: IoId, outcome: Outcome) -> Event {
     }
 }
 
-/// A shard with one disk, its effects kept until they are looked at.
+/// A shard with one disk. It stores the effects until the test reads them.
 struct Host {
     shard: Shard,
     effects: Vec<Effect>,
@@ -92,12 +92,12 @@ impl Host {
         self.shard.flow(Time::from_nanos(now), &mut self.effects);
     }
 
-    /// Submits at `now` what arrived `before` nanoseconds earlier.
+    /// Submits at `now` a request that arrived `before` nanoseconds earlier.
     fn submit(&mut self, now: u64, before: u64, token: u64, op: Op, offset: u64, len: u64) {
         self.handle(now, asked(now, before, token, op, offset, len));
     }
 
-    /// Submits with no wait before.
+    /// Submits a request that arrives now.
     fn ask(&mut self, now: u64, token: u64, op: Op, offset: u64, len: u64) {
         self.submit(now, 0, token, op, offset, len);
     }
@@ -106,7 +106,7 @@ impl Host {
         self.handle(now, ended(io, outcome));
     }
 
-    /// What was started since the last look: which, where, how long.
+    /// The I/Os started since the last call: id, offset, length.
     fn started(&mut self) -> Vec<(IoId, Op, u64, u64)> {
         let mut started = Vec::new();
         self.effects.retain(|effect| match effect {
@@ -125,7 +125,7 @@ impl Host {
         started
     }
 
-    /// What was answered since the last look.
+    /// The answers since the last call.
     fn answers(&mut self) -> Vec<(u64, Outcome)> {
         let mut answers = Vec::new();
         self.effects.retain(|effect| match effect {
@@ -138,7 +138,7 @@ impl Host {
         answers
     }
 
-    /// What was sent aside since the last look.
+    /// The side writes since the last call.
     fn aside(&mut self) -> Vec<Vec<u8>> {
         let (aside, rest) = std::mem::take(&mut self.effects)
             .into_iter()
@@ -151,7 +151,7 @@ impl Host {
         Vec::into_iter(aside).map(buffer).collect()
     }
 
-    /// One I/O from its submission at `now` to its answer `takes` later.
+    /// One I/O, from its submission at `now` to its answer `takes` later.
     fn whole(&mut self, now: u64, takes: u64, op: Op, offset: u64, len: u64, outcome: Outcome) {
         self.ask(now, 0, op, offset, len);
         let io = self.started()[0].0;
@@ -211,7 +211,7 @@ fn filters_are_named_as_on_the_command_line_and_unknown_ones_are_refused() {
 
 #[test]
 fn stats_separates_the_stages_of_an_io() {
-    // The delay stands below, so its 5 us are the filters'; 3 us waited, 40 us with the datastore.
+    // The delay is below, so its 5 us count for the filters; 3 us waiting, 40 us in the datastore.
     let mut host = Host::new(&["stats", "fault:delay=5us"]);
     host.submit(103_000, 3_000, 1, Op::Read, 0, 4_096);
     host.handle(108_000, Event::Ticked);
@@ -328,7 +328,7 @@ fn batched_ios_are_counted_like_single_ones() {
         now += 1 + draw(20_000);
         let mut asks = Vec::new();
         for token in 0..1 + draw(40) {
-            // Some go on where the one before ended.
+            // Some are sequential to their predecessor.
             let offset = if draw(3) == 0 { at } else { draw(1_000) * 512 };
             let len = (1 + draw(16)) * 512;
             at = offset + len;
@@ -438,7 +438,7 @@ fn a_disk_that_becomes_slow_has_every_io_counted_again() {
         .latency(Class::Read, Stage::Total)
         .unwrap()
         .clone();
-    assert!(burst.count() < 10_000, "the last wait for their sample");
+    assert!(burst.count() < 10_000, "the last ones are not sampled yet");
     for n in 0..10 {
         let now = 1_000_000_000 * (1 + n);
         host.whole(now, 5_000_000, Op::Read, 0, 4_096, Ok(()));
@@ -457,7 +457,7 @@ fn histograms_count_every_io_of_a_slow_disk_and_a_fair_sample_of_a_fast_one() {
     for (gap, unseen) in [(200_000, 0), (100, GAP_MAX as u64)] {
         let mut host = Host::new(&["stats"]);
         let mut sum = 0;
-        // In step with batches of 16: the first of each is ten times slower.
+        // In phase with batches of 16: the first of each is ten times slower.
         for n in 0..32_000 {
             let takes = if n % 16 == 0 { 1_000 } else { 100 };
             sum += takes;
@@ -493,7 +493,7 @@ fn completions_of_a_batch_are_counted_one_by_one() {
     let mut host = Host::new(&["stats"]);
     let mut expected = [OpCounts::default(); OPS.len()];
     let mut random = 1_u64;
-    // So many that runs of one operation lie between two samples; some begin, some end with one that failed or is longest.
+    // Runs of one operation between two samples. Some begin or end with a failed or the longest one.
     for round in 0..4_000_u64 {
         let now = 1_000_000 + round * 2_000;
         let mut asked_for = Vec::new();
@@ -506,7 +506,7 @@ fn completions_of_a_batch_are_counted_one_by_one() {
             let (before, len) = (chance % 1_000 + round % 7, 512 * (1 + chance % 8));
             let len = if which == 2 { 0 } else { len };
             let fails = chance.is_multiple_of(11);
-            // Nothing follows what came before.
+            // No I/O is sequential to an earlier one.
             let offset = (round * 8 + token) << 20;
             host.gather(now, asked(now, before, token, OPS[which], offset, len));
             asked_for.push(fails);

@@ -76,7 +76,7 @@ fn an_idle_disks_part_is_lent_to_the_others_and_returned() {
         }
     }
     report("idle", took);
-    // Idle, a host keeps the least that lets it be heard again.
+    // An idle host retains the minimum that keeps it measurable.
     let idle = world.windows()[3];
     assert!((1.0..=4.0).contains(&idle), "{idle}");
     assert!(took <= 1_500, "{took}");
@@ -380,7 +380,7 @@ fn the_automatic_threshold_finds_the_knee_without_losing_throughput() {
         world.mean_rate(),
         world.hosts[0].governor.report().threshold
     );
-    // The knee is at ten I/Os and half a millisecond; the first guess was ten milliseconds.
+    // The knee is at ten I/Os and half a millisecond; the initial threshold was ten milliseconds.
     assert!(world.mean_latency() < 2.0, "{}", world.mean_latency());
     assert!(world.mean_rate() > 0.95 * 20_000.0, "{}", world.mean_rate());
     assert!(world.share_error() < 0.05, "{}", world.share_error());

@@ -1,6 +1,7 @@
 //! The scheduler of one thread on a small datastore: a test for each rule.
 //!
-//! The world is in `iocontrol/world.rs`; here are shares, the window and latency targets. Bounds are those that follow from the algorithm, not from a run.
+//! The test world is in `iocontrol/world.rs`. This file tests shares, the window and latency targets. Bounds follow
+//! from the algorithm, not from a run.
 
 #[path = "iocontrol/held.rs"]
 mod held;
@@ -20,7 +21,7 @@ use tidegate_core::request::{DiskId, IoId, Op};
 use tidegate_core::units::Time;
 use world::{Client, MS, REF, SECOND, World, at, ms, plain_costs};
 
-/// What an idle disk may save up.
+/// The credit of an idle disk.
 const CREDIT: u64 = 16 * REF;
 
 fn shares(shares: u32) -> Policy {
@@ -75,7 +76,7 @@ proptest! {
         let sizes = [512, 4_096, 65_536, 262_144];
         let made = disks.iter().map(|(of, size, depth)| Client {
             len: sizes[*size],
-            // As many as the window holds at least, so that something always waits.
+            // At least as many as the window admits, so that some I/O is always queued.
             depth: depth + 20,
             ..Client::new(shares(*of), 0)
         });
@@ -90,9 +91,9 @@ proptest! {
                     let cost = plain_costs().cost(Op::Read, client.len, false).0;
                     cost as f64 * 1_000.0 / f64::from(client.policy.shares)
                 }).sum();
-                // All wake at once with nothing saved; what is rounded is far below a unit of cost.
+                // All become active at once without credit; rounding is far below a unit of cost.
                 let unfair = world.unfairness(one, other, 0);
-                // The first may start before the others have come.
+                // The first may start before the others arrive.
                 let credit = CREDIT as f64 * 1_000.0 / f64::from(disks[one].0.min(disks[other].0));
                 prop_assert!(unfair <= bound + credit, "{unfair} of {bound} + {credit}");
                 let settled = world.unfairness(one, other, SECOND / 2);
@@ -119,7 +120,7 @@ fn an_idle_disk_gains_at_most_its_credit() {
             ahead += if start.disk == 1 { 1 } else { -1 };
             worst = worst.max(ahead);
         }
-        // It does get its credit, which makes light disks fast, and one request of each more.
+        // It gets its credit, which makes light disks fast, and one more request of each.
         assert!((14..=18).contains(&worst), "{worst} after {idle}");
     }
 }
@@ -141,7 +142,7 @@ fn a_backlogged_disk_is_served_within_ten_fair_intervals() {
 
 #[test]
 fn no_io_is_queued_longer_than_ten_seconds() {
-    // Its turn would come every 50 s.
+    // By shares it would be served every 50 s.
     let mut policies = vec![shares(100)];
     policies.resize(11, shares(10_000));
     let mut world = World::new(1, 20, 1, clients(&policies, 1));
@@ -197,7 +198,7 @@ fn a_request_larger_than_the_window_runs_alone() {
 
 #[test]
 fn a_latency_target_changes_the_order_but_not_the_share() {
-    // It asks for less than its part, in bursts that are larger than its credit.
+    // It demands less than its share, in bursts that exceed its credit.
     let run = |target: Option<u64>| {
         let mut policies = vec![shares(1_000); 16];
         policies[0].latency_target = target.map(ms);
@@ -220,7 +221,7 @@ fn a_latency_target_changes_the_order_but_not_the_share() {
     let (without, account) = run(None);
     let (with, preferred) = run(Some(10));
     assert!(with * 10 <= without * 8, "{with} of {without}");
-    // A target that nobody is about to miss changes nothing at all.
+    // A target that is not about to be missed has no effect.
     assert_eq!(run(Some(10_000)), (without, account.clone()));
     let all: u64 = account.iter().sum();
     for (one, other) in account.iter().zip(&preferred) {
@@ -268,7 +269,7 @@ fn a_flush_is_never_queued_but_is_charged() {
             );
             assert_eq!(offer, Offer::Wait);
         }
-        // Held, the disk's writes behind it would be held with it.
+        // If it were queued, the disk's writes behind it would be too.
         let flush = scheduler.offer(now, DiskId(0), io(100 + n), Op::Flush, 0, 0);
         let Offer::Start(cost) = flush else {
             panic!("a flush waits")
@@ -310,7 +311,7 @@ fn on_an_uncongested_datastore_ios_start_at_once_regardless_of_shares() {
         assert!(matches!(offer, Offer::Start(_)));
     }
     assert_eq!(scheduler.in_flight(), Cost(16 * REF));
-    // Yet the window holds.
+    // The window still limits.
     let offer = scheduler.offer(at(99), DiskId(0), io(99), Op::Read, 0, 65_536);
     assert_eq!(offer, Offer::Wait);
     assert_eq!(scheduler.pick(at(99)), Pick::Full);

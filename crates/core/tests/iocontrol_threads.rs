@@ -1,7 +1,7 @@
 //! Several schedulers share one datastore: the bounds of one thread hold among threads, and no wake is lost.
 //!
-//! Threads are asked in turn, woken late, and told of limits late, by chance. The atomics under real concurrency are
-//! the matter of `loom_shared.rs`.
+//! Threads are called in rotation, and woken and informed of limits with random delays. `loom_shared.rs` tests the
+//! atomics under real concurrency.
 
 #[path = "iocontrol/world.rs"]
 #[expect(dead_code, reason = "the test of one thread uses the rest")]
@@ -79,7 +79,7 @@ fn any_number_of_threads_fills_but_does_not_exceed_the_window() {
             let world = run(threads, 11, window);
             let mean = world.in_flight_area as f64 / (2 * SECOND) as f64 / window as f64;
             assert!((0.85..=1.15).contains(&mean), "{threads} {window}: {mean}");
-            // An eighth of the window for what threads have not said yet, and the one that fits in part.
+            // An eighth of the window for unpublished cost, and the I/O that fits in part.
             let most = world.starts.iter().map(|s| s.in_flight).max();
             let most = most.expect("something started");
             assert!(
@@ -120,7 +120,7 @@ fn threads_together_observe_a_groups_limit_exactly() {
     }
 }
 
-/// Eight disks of a group, of which the first half is on thread 0, and a disk of no group that is busy beside them.
+/// Eight disks of a group, the first half of them on thread 0, and a busy disk without a group.
 fn divided(threads: usize, shares: &[u32], late: u64) -> World {
     let disk = |n: usize| {
         let policy = Policy {
@@ -152,7 +152,7 @@ fn group_limit(world: &World, per_second: u64) {
 #[test]
 fn a_groups_limit_is_divided_by_shares_whatever_thread_a_disk_is_on() {
     for threads in [1, 2, 4, 8, 16] {
-        // Where no timer is late, the threads come in the same order each time.
+        // Without timer delays the threads come in the same order each time.
         for (per_second, late) in [
             (300, MS / 10),
             (3_000, MS / 10),
@@ -172,7 +172,7 @@ fn a_groups_limit_is_divided_by_shares_whatever_thread_a_disk_is_on() {
             );
             for (disk, count) in counts.iter().enumerate() {
                 let part = all * u64::from(world.clients[disk].policy.shares) / 10_000;
-                // Two per cent, what a thread may be ahead at both ends, and an I/O.
+                // Two per cent, the lead of a thread at both ends, and an I/O.
                 let off = part / 50 + 2 * (per_second / 500) + 2;
                 assert!(
                     count.abs_diff(part) <= off,
@@ -187,7 +187,7 @@ fn a_groups_limit_is_divided_by_shares_whatever_thread_a_disk_is_on() {
 fn unused_group_limit_is_available_on_other_threads() {
     let mut world = divided(4, &[1_000], MS / 10);
     group_limit(&world, 4_000);
-    // One may do a tenth of its part by itself, one is idle, one thinks.
+    // One is limited to a tenth of its part, one is idle, one has think time.
     world.clients[4].on = false;
     world.clients[5].depth = 1;
     world.clients[5].think = 10 * MS;
@@ -208,7 +208,7 @@ fn unused_group_limit_is_available_on_other_threads() {
         "{counts:?}"
     );
     assert!((190..=210).contains(&counts[1]), "{counts:?}");
-    assert!(counts[5] >= 350, "it hardly waits: {counts:?}");
+    assert!(counts[5] >= 350, "it should hardly wait: {counts:?}");
     let part = (16_000 - counts[1] - counts[5]) / 5;
     for disk in [0, 2, 3, 6, 7] {
         assert!(counts[disk].abs_diff(part) * 50 <= part, "{counts:?}");
@@ -274,7 +274,7 @@ fn a_new_io_does_not_overtake_a_disk_further_behind_on_another_thread() {
     let [first, second] = &mut threads;
     assert!(matches!(offer(first, 0, 0), Offer::Start(_)));
     assert_eq!(offer(second, 1, 1), Offer::Wait);
-    // The second thread's timer is late; the first has another I/O just now.
+    // The second thread's timer is late; the first gets another I/O just now.
     assert_eq!(offer(first, 0, MS + 1), Offer::Wait);
     assert!(matches!(second.pick(at(MS + 2)), Pick::Now(..)));
 }
@@ -306,7 +306,7 @@ fn an_absent_thread_delays_its_group_only_once() {
     for (thread, id) in threads.iter_mut().zip([0, 1]) {
         thread.add(Time::ZERO, DiskId(id), DiskKey(id.into()), &policy);
     }
-    // The first has had something; both ask for more, and the other thread sleeps on.
+    // The first has started some; both are backlogged, and the other thread sleeps on.
     assert!(matches!(offer(&mut threads[0], 0, 0), Offer::Start(_)));
     for _ in 0..8 {
         assert_eq!(offer(&mut threads[0], 0, 1), Offer::Wait);
@@ -325,9 +325,9 @@ fn an_absent_thread_delays_its_group_only_once() {
             break;
         }
     }
-    // Two that it may be ahead, a millisecond for whom it waits, and from then on one each.
+    // Two that it may be ahead, a millisecond of waiting, and from then on one each.
     assert_eq!(passed, [1, 2, 4, 5, 6, 7, 8, 9].map(|ms| ms * MS));
-    // Back again, that one goes first until it has made up for what may be made up for.
+    // When it returns, it has priority until it has caught up within the bounds.
     assert!(matches!(threads[1].pick(at(now + MS)), Pick::Now(..)));
     assert!(matches!(offer(&mut threads[0], 0, now + MS), Offer::Wait));
 }
@@ -358,19 +358,19 @@ fn a_thread_keeps_priority_while_others_use_the_group_limit() {
         let io = IoId::from_bits(n);
         thread.offer(Time::ZERO, DiskId(disk), io, Op::Read, n << 20, 4_096)
     };
-    // The first is ahead by the ten times that its few shares make of it, and asks for more, as the others do.
+    // The first is ahead by ten times due to its few shares. It is backlogged, as the others are.
     assert!(matches!(offer(&mut threads[0], 0, 1), Offer::Start(_)));
     for (thread, n) in [(0, 2), (1, 3), (2, 4)] {
         let disk = u32::try_from(thread).expect("three");
         assert_eq!(offer(&mut threads[thread], disk, n), Offer::Wait);
     }
     let waits = |ms: u64| Pick::At(at(ms * MS), Hold::GroupLimit);
-    // It is the turn of both others; the second does not come, and the third does.
+    // Both others have priority; the second does not start, and the third does.
     assert_eq!(threads[0].pick(at(MS)), waits(2));
     assert!(matches!(threads[2].pick(at(MS)), Pick::Now(..)));
-    // So the second had no more than its turn to wait for, and it is still its turn.
+    // The second only had to wait for the third, and still has priority.
     assert_eq!(threads[0].pick(at(2 * MS)), waits(3));
-    // Nobody has used the limit since.
+    // No thread has used the limit since.
     assert!(matches!(threads[0].pick(at(3 * MS)), Pick::Now(..)));
 }
 
@@ -410,7 +410,7 @@ fn full_threads_do_not_yield_to_each_other_endlessly_for_a_latency_target() {
     let mut threads = [0, 1].map(|thread| Scheduler::new(thread, shared.clone(), 32_768));
     let mut orders = Orders::idle(plain_costs());
     (orders.engaged, orders.window) = (true, REF);
-    // So much is done that nobody is too far ahead for its target, and all of it takes too long for that.
+    // The throughput is such that no disk is too far ahead for its target, and the latency is too high for it.
     orders.per_second = 1 << 24;
     orders.latency_p99 = Span::from_millis(1);
     let now = at(MS);
@@ -434,8 +434,8 @@ fn full_threads_do_not_yield_to_each_other_endlessly_for_a_latency_target() {
         let io = ios.next().expect("endless");
         threads[thread].offer(now, DiskId(disk), io, op, 1 << 30, 4_096)
     };
-    // The window is full. What flushes leave as debt puts the disk with a target behind the other thread's, and that one
-    // behind the first thread's other disk.
+    // The window is full. The debt of flushes puts the disk with a target behind the other thread's. That one is behind
+    // the first thread's other disk.
     assert!(matches!(offer(0, 0, Op::Read), Offer::Start(_)));
     let debt = |disk: u32| if disk == 1 { 4 } else { 20 };
     for (thread, disk) in [(0, 1), (1, 2)] {
@@ -446,7 +446,11 @@ fn full_threads_do_not_yield_to_each_other_endlessly_for_a_latency_target() {
     for (thread, disk) in [(0, 0), (0, 1), (1, 2)] {
         assert_eq!(offer(thread, disk, Op::Read), Offer::Wait);
     }
-    assert_eq!(threads[0].pick(now), Pick::Full, "nobody can go before it");
+    assert_eq!(
+        threads[0].pick(now),
+        Pick::Full,
+        "no other can start before it"
+    );
 }
 
 #[test]
@@ -493,7 +497,7 @@ fn a_thread_with_a_light_disk_is_woken_and_the_datastore_stays_busy() {
         world.run(SECOND);
         assert!(
             world.starts.len() > before + 100,
-            "{threads}: it stands still"
+            "{threads}: it makes no progress"
         );
         let worst = world.starts.iter().map(|s| s.waited).max();
         assert!(
@@ -561,7 +565,7 @@ fn reservation_debt_is_bounded_to_100_ms_of_share_across_threads() {
     assert!(costs[0] > 4 * costs[1], "{costs:?}");
     world.policy(0, &Policy::default());
     world.run(SECOND);
-    // Its part is 500 a second.
+    // Its share is 500 a second.
     let count = world.count(0, 10 * SECOND, 10 * SECOND + SECOND / 2);
     assert!(count >= 150, "{count} of 250");
 }

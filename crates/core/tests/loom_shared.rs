@@ -32,7 +32,7 @@ use loom::sync::{Arc, Notify};
 use loom::thread;
 use shared::{Groups, Member, Rate, Shared};
 
-/// Explores with a bound on preemptions: two find every fault that these few lines can have, in seconds.
+/// Explores with a bound on preemptions: two are enough for every fault of these few lines, in seconds.
 fn explore(test: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(2);
@@ -67,8 +67,8 @@ fn virtual_time_is_monotonic_and_reaches_the_maximum() {
 
 #[test]
 fn a_small_window_is_never_exceeded_and_no_wake_is_lost() {
-    // Room for one; each of two threads has one I/O. One that finds no room sleeps until it is woken: if nobody woke
-    // it, loom would see a deadlock.
+    // Room for one; each of two threads has one I/O. A thread without room sleeps until it is woken. A lost wake would
+    // be a deadlock, which loom detects.
     explore(|| {
         const COST: u64 = 256;
         let shared = Shared::new(2, &Groups::new(0));
@@ -119,7 +119,7 @@ fn unpublished_costs_add_up() {
                 let mut member = Member::new(number, shared.clone());
                 thread::spawn(move || {
                     member.fit(64 * 256);
-                    // Out of order, so that the last end leaves less than a batch unsaid.
+                    // Out of order, so that the last completion leaves less than a batch unpublished.
                     for cost in [1_100, 700, 400] {
                         assert!(member.try_start(cost, cost, 64 * 256));
                     }
@@ -144,7 +144,7 @@ fn threads_together_never_exceed_a_groups_limit() {
             per_second: 500,
             slack: 32_000_000,
         };
-        // The second lets only one pass: what the first let pass meanwhile is given back.
+        // The second meter passes only one: the first meter's charge is returned.
         let tighter = Rate {
             per_second: 1_000,
             slack: 0,
@@ -169,7 +169,7 @@ fn threads_together_never_exceed_a_groups_limit() {
 #[test]
 fn the_thread_furthest_behind_in_a_group_never_yields() {
     explore(|| {
-        // Far more than threads may be apart.
+        // Far more than threads may differ.
         const FAR: u64 = 1 << 32;
         let groups = Groups::new(1);
         let shared = Shared::new(2, &groups);
@@ -184,7 +184,7 @@ fn the_thread_furthest_behind_in_a_group_never_yields() {
                     let before = member.before_me_in_group(0, tag, &[]);
                     assert!(tag != 0 || before.is_none());
                     if let Some((seat, other)) = before {
-                        // It had its time: nobody waits for this tag of it again.
+                        // It did not start in time: no thread waits for this tag again.
                         let mut ignored = vec![u64::MAX; seat + 1];
                         ignored[seat] = other;
                         assert_eq!(
@@ -196,7 +196,7 @@ fn the_thread_furthest_behind_in_a_group_never_yields() {
                 })
             })
             .collect();
-        // Whoever leaves, takes along what it told.
+        // A thread that leaves removes its published word.
         let members: Vec<Member> = threads
             .into_iter()
             .map(|thread| thread.join().expect("it ran"))

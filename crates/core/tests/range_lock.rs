@@ -1,9 +1,10 @@
-//! Range locks under random requests: nothing exclusive overlaps, none starves, and the order of overlapping ones is kept.
+//! Tests of range locks under random requests: exclusive ranges never overlap, none starves, and overlapping requests
+//! stay in order.
 
 use proptest::prelude::*;
 use tidegate_core::range_lock::{Mode, RangeLock, Wanted};
 
-/// What is left of a drive: those that run, those that wait, in order of arrival.
+/// The model's state: running and waiting requests, in order of arrival.
 #[derive(Default)]
 struct Model {
     running: Vec<Wanted>,
@@ -16,7 +17,7 @@ fn overlap(a: &Wanted, b: &Wanted) -> bool {
 }
 
 impl Model {
-    /// A request starts: nothing that it conflicts with runs, or came before and still waits.
+    /// Starts a request: no conflicting request runs, or came before and still waits.
     fn start(&mut self, wanted: Wanted, ahead: usize) {
         let conflict = |other: &&Wanted| overlap(&wanted, other);
         assert_eq!(self.running.iter().find(conflict), None);
@@ -34,7 +35,7 @@ impl Model {
         }
     }
 
-    /// Every request that waits has a reason to.
+    /// Checks that every waiting request has a reason to wait.
     fn nobody_waits_for_nothing(&self) {
         for (at, wanted) in self.waiting.iter().enumerate() {
             let ahead = self.running.iter().chain(&self.waiting[..at]);
@@ -43,7 +44,7 @@ impl Model {
     }
 }
 
-/// One act: a request that comes (its place, length and mode), or one of those that run and ends.
+/// One action: a new request (its place, length and mode), or the end of a running one.
 fn acts() -> impl Strategy<Value = Vec<(bool, u8, u8, u8)>> {
     prop::collection::vec(any::<(bool, u8, u8, u8)>(), 1..200)
 }
@@ -65,7 +66,7 @@ fn wanted(id: u32, place: u8, len: u8, mode: u8) -> Wanted {
 proptest! {
     #[test]
     fn overlapping_requests_keep_their_order_and_all_end(acts in acts(), few in any::<bool>()) {
-        // Where only a few are compared, others wait in line, though nothing may be in their way.
+        // If only a few are compared, others wait in line, even without a conflict.
         let most = if few { 5 } else { 1000 };
         let (mut lock, mut model) = (RangeLock::comparing(most), Model::default());
         let mut started = Vec::new();
@@ -102,7 +103,7 @@ proptest! {
             model.started(&started);
             started.clear();
         }
-        prop_assert!(model.waiting.is_empty(), "every request had its turn");
+        prop_assert!(model.waiting.is_empty(), "every request was started");
         prop_assert!(lock.is_idle());
     }
 }

@@ -1,9 +1,9 @@
 //! The shard against a simple model: random filters, requests, completions, times, and changes of filters.
 //!
-//! The model (below) walks lists and counts; it shares no code with the crate. What must agree: which I/Os start, in
-//! which order, with what; how every request is answered, and at which event. Probes between the filters check the order of hooks.
-//! A datastore whose control holds nobody back must look the same. What control may do to the order, but never to the
-//! answers, is in `stack/dispatch.rs`.
+//! The model (below) uses lists and counters and shares no code with the crate. These must agree: which I/Os start, in
+//! which order and how; and each request's result and the event that completes it. Probes between the filters check the
+//! order of hooks. A datastore whose control delays no I/O must behave the same. `stack/dispatch.rs` tests how control
+//! may change the order, but never the results.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -29,13 +29,13 @@ const DISK: DiskId = DiskId(0);
 const SIZE: u64 = 1 << 20;
 const OPS: [Op; 4] = [Op::Read, Op::Write, Op::Flush, Op::Discard];
 
-/// One thing that happens.
+/// One action.
 #[derive(Clone, Debug)]
 enum Act {
     Submit(Op, u64, u64),
-    /// The datastore ends one of those that it has.
+    /// The datastore completes one of its I/Os.
     Finish(usize),
-    /// At one moment: so many of those that the datastore has end, from the oldest on, and these come.
+    /// At one time: the oldest I/Os of the datastore complete, and these requests arrive.
     Together(usize, Vec<(Op, u64, u64)>),
     Pass(u64),
     Rearrange(Vec<FilterSpec>),
@@ -76,7 +76,7 @@ fn filter() -> impl Strategy<Value = FilterSpec> {
             from,
             ..FaultSpec::always(act)
         };
-        spec.validate().expect("a rule that makes sense");
+        spec.validate().expect("a valid rule");
         FilterSpec::Fault(spec)
     });
     prop_oneof![1 => Just(FilterSpec::Null), 1 => Just(FilterSpec::Stats), 4 => fault]
@@ -97,7 +97,7 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// What the datastore makes of a request: the token decides.
+/// The datastore's result of a request, by its token.
 fn datastore(token: u64) -> Outcome {
     if token % 5 == 4 {
         Err(Fault::Io)
@@ -106,7 +106,7 @@ fn datastore(token: u64) -> Outcome {
     }
 }
 
-/// Which way an I/O passed a probe.
+/// The direction in which an I/O passed a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Down,
@@ -115,7 +115,7 @@ enum Way {
 
 type Log = Arc<Mutex<Vec<(IoId, usize, Way)>>>;
 
-/// Stands between filters and writes down what it sees.
+/// A filter between the others that records what it sees.
 struct Probe {
     level: usize,
     log: Log,
@@ -180,15 +180,15 @@ fn check_order(log: &Log) {
 /// A request that reached the datastore: token, operation, offset, length.
 type Start = (u64, Op, u64, u64);
 
-/// What ought to happen, by lists and counters.
+/// The expected behaviour, by lists and counters.
 #[derive(Default)]
 struct Model {
     now: u64,
     rules: Vec<Rule>,
-    /// The next arrangement, and what came since it was asked for.
+    /// The next arrangement, and the requests that arrived since it was ordered.
     next: Option<(Vec<FilterSpec>, Vec<Start>)>,
     inside: BTreeMap<u64, Inside>,
-    /// Delayed ones as they came: level, until, token.
+    /// Delayed requests in order: level, until, token.
     parked: Vec<(usize, u64, u64)>,
     starts: Vec<Start>,
     answers: Vec<(u64, Outcome)>,
@@ -200,10 +200,10 @@ struct Rule {
     struck: u64,
 }
 
-/// A request inside, as the layer that it is at sees it.
+/// A request inside the stack, as its current layer sees it.
 struct Inside {
     start: Start,
-    /// What each tearing filter makes of a good end.
+    /// The result that each tearing filter gives a success.
     torn: Vec<Outcome>,
 }
 
@@ -219,7 +219,7 @@ impl Model {
             .collect();
     }
 
-    /// These come at one moment.
+    /// These requests arrive at one time.
     fn submit(&mut self, starts: Vec<Start>) {
         if let Some((_, waiting)) = &mut self.next {
             return waiting.extend(starts);
@@ -230,7 +230,7 @@ impl Model {
             let torn = Vec::new();
             self.inside.insert(start.0, Inside { start, torn });
         }
-        // They pass each filter together; what one does to some of them goes on when the others are through.
+        // They pass each filter together. Those that a filter diverts continue after the others.
         let mut later = VecDeque::new();
         for level in 0..self.rules.len() {
             going.retain(|&token| self.passes(token, level, &mut later));
@@ -242,7 +242,8 @@ impl Model {
 
     fn rearrange(&mut self, specs: Vec<FilterSpec>) {
         self.next = Some((specs, Vec::new()));
-        // All go, and let go of what they delay: the top one first, for it comes to those below.
+        // All filters are removed and release their delayed I/Os, the top one first, since its I/Os pass the lower
+        // ones.
         for level in 0..self.rules.len() {
             let (here, elsewhere): (Vec<_>, Vec<_>) =
                 self.parked.drain(..).partition(|(at, ..)| *at == level);
@@ -288,7 +289,7 @@ impl Model {
         self.settle();
     }
 
-    /// At one moment these end and those come: while the filters are to change, these wait for them.
+    /// At one time these I/Os complete and those requests arrive. While the filters change, the requests wait.
     fn together(&mut self, ended: &[u64], starts: Vec<Start>) {
         if self.next.is_some() {
             self.submit(starts);
@@ -309,7 +310,7 @@ impl Model {
         self.answers.push((token, outcome));
     }
 
-    /// Carries requests on from their levels; 1,000 more means that a delay there is over.
+    /// Moves requests on from their levels; 1,000 more means that a delay there is over.
     fn walk(&mut self, mut going: VecDeque<(u64, usize)>) {
         while let Some((token, mut level)) = going.pop_front() {
             if level > 1_000 {
@@ -332,7 +333,7 @@ impl Model {
         }
     }
 
-    /// Whether a request passes the filter of a level. One that does not has ended, is kept, or goes on later.
+    /// Whether a request passes the filter of a level. Otherwise it has completed, is delayed, or continues later.
     fn passes(&mut self, token: u64, level: usize, later: &mut VecDeque<(u64, usize)>) -> bool {
         let inside = self.inside.get_mut(&token).expect("inside");
         match self.rules[level].strikes(&inside.start) {
@@ -356,7 +357,7 @@ impl Model {
         false
     }
 
-    /// Whether writes may be answered as done that are not.
+    /// Whether a lost write may be reported as successful.
     fn lies(&self) -> bool {
         let specs = self.rules.iter().map(|rule| &rule.spec);
         specs.chain(self.next.iter().flat_map(|(specs, _)| specs)).any(|spec| {
@@ -386,7 +387,7 @@ impl Rule {
     }
 }
 
-/// Control that counts and holds nobody back: not engaged, no limit, and a window that these requests do not fill.
+/// Control that counts and delays no I/O: not engaged, no limit, and a window that these requests do not fill.
 fn calm(shard: &mut Shard) -> Box<Controlled> {
     let control = ControlId(0);
     let shared = Shared::new(1, &Groups::new(0));
@@ -411,21 +412,21 @@ fn calm(shard: &mut Shard) -> Box<Controlled> {
     })
 }
 
-/// Drives shard and model side by side.
+/// Runs shard and model in parallel.
 struct Pair {
     now: u64,
     shard: Shard,
     model: Model,
     log: Log,
     out: Vec<Effect>,
-    /// What the datastore has.
+    /// The I/Os in the datastore.
     with_datastore: Vec<(IoId, u64)>,
     starts: Vec<Start>,
     answers: Vec<(u64, Outcome)>,
     ops: Vec<Op>,
-    /// Writes and flushes that the datastore ended well.
+    /// Writes and flushes that the datastore completed successfully.
     durable: BTreeSet<u64>,
-    /// Writes answered as done by honest filters.
+    /// Writes that honest filters reported as successful.
     promised: BTreeSet<u64>,
     keys: u32,
     changes: usize,
@@ -473,11 +474,7 @@ impl Pair {
         let before = self.out.len();
         self.shard
             .gather(Time::from_nanos(self.now), event, &mut self.out);
-        assert_eq!(
-            self.out.len(),
-            before,
-            "what is gathered waits for its like"
-        );
+        assert_eq!(self.out.len(), before, "gathered I/Os wait for `flow`");
     }
 
     fn act(&mut self, act: &Act) {
@@ -558,7 +555,7 @@ impl Pair {
         (event, (token, op, offset, len))
     }
 
-    /// An end, for the shard and for the model.
+    /// A completion, for the shard and for the model.
     fn end(&mut self, which: usize) -> (Event, u64) {
         let (io, token) = self.with_datastore.remove(which);
         if datastore(token).is_ok() {
@@ -572,7 +569,7 @@ impl Pair {
         (event, token)
     }
 
-    /// Lets time pass until `until`, ticking whenever the shard wants it.
+    /// Advances the time to `until`, with a tick at each deadline of the shard.
     fn pass(&mut self, until: u64) {
         while let Some((at, _)) = self
             .shard
@@ -593,7 +590,7 @@ impl Pair {
         self.model.now = until;
     }
 
-    /// Takes in what the shard wants done.
+    /// Handles the shard's effects.
     fn look(&mut self) {
         for effect in std::mem::take(&mut self.out) {
             match effect {
@@ -610,7 +607,7 @@ impl Pair {
                     assert!(offset + len <= SIZE);
                     let token = u64::from(data.buffer);
                     if op == Op::Flush {
-                        // F4: what was promised before is below before the flush is.
+                        // F4: writes reported as successful are below before the flush.
                         assert!(self.promised.is_subset(&self.durable), "F4");
                     }
                     self.with_datastore.push((io, token));
@@ -626,7 +623,7 @@ impl Pair {
                     self.answers.push((token, outcome));
                     let promise = matches!(op, Op::Write | Op::Flush) && outcome.is_ok();
                     if promise && !self.model.lies() && self.changes == 0 {
-                        // F5: nobody answers for the datastore.
+                        // F5: no filter answers instead of the datastore.
                         assert!(self.durable.contains(&token), "F5");
                         self.promised.insert(token);
                     }
@@ -636,7 +633,7 @@ impl Pair {
             }
         }
         assert_eq!(self.starts, self.model.starts);
-        // Those that end at one event have no order: none waited for another.
+        // Completions of one event have no order: none waited for another.
         let by_token = |answers: &[(u64, Outcome)]| {
             let mut answers = answers.to_vec();
             answers.sort_unstable_by_key(|(token, _)| *token);
@@ -645,7 +642,7 @@ impl Pair {
         assert_eq!(by_token(&self.answers), by_token(&self.model.answers));
     }
 
-    /// Ends whatever is left and checks the whole.
+    /// Completes all remaining I/Os and checks the totals.
     fn drain(mut self) {
         while !self.with_datastore.is_empty() || self.shard.deadline().is_some() {
             self.act(&Act::Finish(0));
@@ -686,7 +683,7 @@ proptest! {
             let at = at % bytes.len();
             bytes[at] = value;
         }
-        // However broken, it ends, and an error is the last that it says.
+        // For any damage it ends, and an error is its last result.
         let said: Vec<_> = Reader::new(&bytes).take(1_000).collect();
         prop_assert!(said.len() < 1_000);
         let first_error = said.iter().position(Result::is_err);

@@ -1,6 +1,6 @@
 //! One governor alone, with usage and slots that the test gives it.
 //!
-//! A world of many hosts covers up what a single rule does; here nothing answers but the governor.
+//! A world of many hosts hides the effect of a single rule. Here only the governor reacts.
 
 use super::world::settings;
 use tidegate_core::governor::slot::{Entry, Flags, Record};
@@ -9,7 +9,7 @@ use tidegate_core::iocontrol::{DiskKey, Orders, Usage};
 use tidegate_core::request::DiskId;
 use tidegate_core::units::{Span, Time};
 
-/// What our one disk does for a while.
+/// The load of our only disk for a while.
 #[derive(Clone, Copy)]
 pub(crate) struct Load {
     latency_ms: f64,
@@ -25,22 +25,22 @@ pub(crate) const fn load(latency_ms: f64, in_flight: f64, waiting: f64) -> Load 
     }
 }
 
-/// The governor under test, host 5, with a disk of key 5; and what stands in the others' slots.
+/// The governor under test, host 5, with a disk of key 5; and the other hosts' slots.
 pub(crate) struct Bench {
     pub(crate) governor: Governor,
     now: u64,
     pub(crate) peers: Vec<Record>,
-    /// Its reads of the slots fail.
+    /// Whether its reads of the slots fail.
     pub(crate) deaf: bool,
-    /// Its writes of its own slot fail.
+    /// Whether its writes of its own slot fail.
     pub(crate) mute: bool,
-    /// The others say nothing new.
+    /// Whether the others publish nothing new.
     pub(crate) silent: bool,
     orders: Option<Orders>,
     pub(crate) events: Vec<GovernorEvent>,
-    /// When it ticked.
+    /// The times of its ticks.
     pub(crate) ticks: Vec<u64>,
-    /// When it published a slot, and how long it says there that the next may take.
+    /// When it published a slot, and the interval announced there.
     pub(crate) published: Vec<(u64, Span)>,
 }
 
@@ -66,14 +66,14 @@ impl Bench {
         }
     }
 
-    /// For so long our disk does this; the others go on saying what they say.
+    /// Runs our disk with this load for `ms`; the others repeat their records.
     pub(crate) fn pass(&mut self, ms: u64, load: Load) {
         for _ in 0..ms.div_ceil(50) {
             self.report(&usage(load));
         }
     }
 
-    /// As [`Bench::pass`], until it has ticked so often.
+    /// As [`Bench::pass`], until it has ticked this often.
     pub(crate) fn pass_ticks(&mut self, ticks: usize, load: Load) {
         let until = self.ticks.len() + ticks;
         while self.ticks.len() < until {
@@ -81,7 +81,7 @@ impl Bench {
         }
     }
 
-    /// Fifty milliseconds, in which our disk did this.
+    /// Reports fifty milliseconds of this usage.
     pub(crate) fn report(&mut self, usage: &Usage) {
         self.now += 50;
         let now = self.time();
@@ -92,7 +92,7 @@ impl Bench {
         }
     }
 
-    /// It reads the slots, and is not asked what follows.
+    /// Reads the slots, without a tick.
     pub(crate) fn hear(&mut self) {
         for peer in &mut self.peers {
             peer.sequence += u64::from(!self.silent);
@@ -136,7 +136,7 @@ impl Bench {
         }
     }
 
-    /// The times between the last ticks, so many of them.
+    /// The last intervals between ticks.
     pub(crate) fn pauses(&self, last: usize) -> Vec<u64> {
         let from = self.ticks.len().saturating_sub(last + 1);
         self.ticks[from..]
@@ -149,7 +149,7 @@ impl Bench {
         self.orders.as_ref().is_some_and(|orders| orders.engaged)
     }
 
-    /// What single disks of ours may have in flight.
+    /// The limits of our single disks.
     pub(crate) fn parts(&self) -> &[(DiskKey, u64)] {
         self.orders.as_ref().map_or(&[], |orders| &orders.parts)
     }
@@ -161,7 +161,7 @@ impl Bench {
             .map_or(0.0, |orders| orders.window as f64 / 256.0)
     }
 
-    /// The cluster's, as we have it.
+    /// The cluster's window, as we compute it.
     pub(crate) fn cluster(&self) -> f64 {
         self.known().cluster as f64 / 256.0
     }
@@ -171,7 +171,7 @@ impl Bench {
     }
 }
 
-/// What a disk of key 5 counted in fifty milliseconds.
+/// The counts of a disk of key 5 in fifty milliseconds.
 pub(crate) fn usage(load: Load) -> Usage {
     let span = Span::from_millis(50);
     let latency_ns = (load.latency_ms * 1e6) as u64;
@@ -207,7 +207,7 @@ pub(crate) fn usage(load: Load) -> Usage {
     }
 }
 
-/// Another host, engaged, with a window of 40 for all; it does what its latency lets 20 in flight do.
+/// Another engaged host, with a cluster window of 40. Its throughput is that of 20 in flight at its latency.
 pub(crate) fn peer(host: u8, latency_ms: f64) -> Record {
     Record {
         host: [host; 16],

@@ -7,12 +7,12 @@ use tidegate_core::governor::slot::Record;
 use tidegate_core::iocontrol::{DiskKey, Usage};
 use tidegate_core::units::Span;
 
-/// Our disk has thirty in flight, where half of forty is its part.
+/// Our disk has thirty in flight; its part is half of forty.
 const GREEDY: Load = load(23.5, 30.0, 20.0);
-/// Long enough that others have been short all the time.
+/// Long enough for a lasting shortage of the others.
 const LONG: u64 = 25_000;
 
-/// Another host with half of the shares, whose disk asks for so much.
+/// Another host with half of the shares, whose disk has this demand.
 fn other(demand: f64) -> Record {
     Record {
         disks: vec![asks(1, demand)],
@@ -27,7 +27,7 @@ fn engaged(peers: Vec<Record>) -> Bench {
     bench
 }
 
-/// What our disk may have in flight, if it is held.
+/// The limit of our disk, if it has one.
 fn held(bench: &Bench) -> Option<f64> {
     let parts = bench.parts();
     assert!(parts.iter().all(|(key, _)| *key == DiskKey(5)));
@@ -38,10 +38,10 @@ fn held(bench: &Bench) -> Option<f64> {
 fn a_disk_above_its_part_is_limited_while_others_are_short() {
     let mut bench = engaged(vec![other(60.0)]);
     bench.pass(8_000, GREEDY);
-    assert_eq!(held(&bench), None, "it has not been so for long");
+    assert_eq!(held(&bench), None, "the shortage is too short");
     bench.pass(LONG, GREEDY);
-    let part = held(&bench).expect("it is held");
-    // Hosts' windows are wider where I/Os stay longer, and so are parts.
+    let part = held(&bench).expect("it is limited");
+    // Hosts' windows are wider for longer residence times, and so are parts.
     assert!((part - bench.window() - 0.25).abs() < 0.05, "{part}");
     assert!(part < 25.0, "{part}");
 }

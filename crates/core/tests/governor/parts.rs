@@ -21,7 +21,7 @@ fn a_hosts_window_is_bounded_by_its_path_to_the_datastore() {
     };
     let mut bench = Bench::with(narrow, vec![idle]);
     bench.pass(2_000, load(24.0, 40.0, 20.0));
-    // Nearly all of the window of both is for us.
+    // Nearly all of the cluster's window is for us.
     assert_eq!(bench.cluster(), 32.0);
     assert_eq!(bench.window(), 16.0);
 }
@@ -40,7 +40,7 @@ fn the_floor_of_a_reservation_follows_from_residence_time() {
         ..peer(1, 24.0)
     };
     let mut bench = Bench::new(FIXED, vec![heavy]);
-    // A thousand a second with sixty in flight: each stays for 60 ms, though a small one would take 24.
+    // A thousand a second with sixty in flight: each takes 60 ms, though a small one would take 24.
     let ours = Usage {
         shares: 100,
         reservation: 500,
@@ -99,7 +99,7 @@ fn merged_entries_with_equal_keys_on_two_hosts_stay_separate() {
     };
     let mut bench = Bench::new(FIXED, vec![many(1), many(2)]);
     bench.pass(3_000, load(24.0, 20.0, 60.0));
-    // 1000 of 9000 shares; of one of the two alone it would be 1000 of 5000.
+    // 1000 of 9000 shares; of a single one of the two it would be 1000 of 5000.
     let part = bench.window() / bench.cluster();
     assert!((part - 1.0 / 9.0).abs() < 0.002, "{part}");
 }
@@ -123,7 +123,7 @@ fn a_disk_on_two_hosts_counts_where_it_is_served() {
 
 #[test]
 fn a_window_is_wider_for_longer_residence_times() {
-    // Both have half of the shares, and twenty in flight: what is done is not half.
+    // Both have half of the shares, and twenty in flight, but the throughput is not equal.
     let by_shares = |latency_ms, for_ms| {
         let mut bench = Bench::new(FIXED, vec![peer(1, 20.0)]);
         let ours = load(latency_ms, 20.0, 20.0);
@@ -132,12 +132,12 @@ fn a_window_is_wider_for_longer_residence_times() {
         assert!(bench.engaged());
         bench.window() / (bench.cluster() / 2.0)
     };
-    // A thousand a second and 400: on average they stay for 28.6 ms.
+    // A thousand a second and 400: the mean residence time is 28.6 ms.
     let longer = by_shares(50.0, 200_000);
     assert!((longer - 1.75).abs() < 0.02, "{longer}");
     let early = by_shares(50.0, 500);
     assert!((early - 1.0).abs() < 0.02, "{early}");
-    // Whatever a few I/Os say, no host has more than twice its part.
+    // Whatever a few I/Os show, no host has more than twice its part.
     let longest = by_shares(400.0, 200_000);
     assert!((longest - 2.0).abs() < 0.02, "{longest}");
 }
@@ -149,7 +149,7 @@ fn a_paused_daemon_does_not_overestimate_residence_time() {
     bench.pass(30_000, fine);
     assert_eq!(bench.pauses(1), [1_000]);
     let before = bench.window() / bench.cluster();
-    // What ended meanwhile, it did not see.
+    // It did not see the completions meanwhile.
     let still = Usage {
         ended_cost: usage(fine).ended_cost / 8,
         ..usage(fine)
@@ -164,7 +164,7 @@ fn a_paused_daemon_does_not_overestimate_residence_time() {
 
 #[test]
 fn a_disk_with_a_latency_target_has_room_for_bursts() {
-    // The others ask for all that there is, and have as many shares.
+    // The others demand all that there is, and have as many shares.
     let heavy = Record {
         disks: vec![asks(1, 200.0)],
         ..peer(1, 24.0)
@@ -181,7 +181,7 @@ fn a_disk_with_a_latency_target_has_room_for_bursts() {
         assert!(bench.engaged());
         bench.window()
     };
-    // A quarter more than four, and one; with the target, that of six tenths more and one and six tenths.
+    // A quarter more than four, and one. With the target: six tenths more, and one and six tenths.
     let without = window(Span::ZERO);
     assert!((without - 6.0).abs() < 0.2, "{without}");
     let with = window(Span::from_millis(100));

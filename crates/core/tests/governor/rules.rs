@@ -23,17 +23,17 @@ fn a_host_engages_after_others_once_latency_is_near_the_threshold() {
     let mut bench = Bench::new(FIXED, vec![not_yet]);
     bench.pass(10_000, load(10.0, 8.0, 0.0));
     assert!(!bench.engaged());
-    // The other engages; here all is well, and it stays well below the threshold.
+    // The other host engages. Here the latency is well below the threshold and stays there.
     bench.peers[0] = peer(1, 10.0);
     bench.pass(10_000, load(10.0, 8.0, 0.0));
     assert!(
         !bench.engaged(),
-        "far below the threshold nobody is held back"
+        "far below the threshold no I/O is delayed"
     );
     bench.peers[0] = peer(1, 20.0);
     bench.pass(5_000, load(20.0, 16.0, 0.0));
-    assert!(bench.engaged(), "below it, but not far");
-    // It began with the others' window, and not with what is in flight: with that it would have more by now.
+    assert!(bench.engaged(), "not far below it");
+    // It started from the others' window, and not from the I/O in flight, which would give it more by now.
     assert!(bench.cluster() < 52.0, "{}", bench.cluster());
 }
 
@@ -46,10 +46,10 @@ fn control_stays_engaged_while_any_window_limits() {
     quiet.flags = Flags::ENGAGED.with(Flags::BINDING, true);
     bench.peers[0] = quiet;
     bench.pass(30_000, load(5.0, 2.0, 0.0));
-    assert!(bench.engaged(), "another's window binds");
+    assert!(bench.engaged(), "another host's window limits");
     bench.peers[0].flags = Flags::ENGAGED;
     bench.pass(9_000, load(5.0, 2.0, 0.0));
-    assert!(bench.engaged(), "ten seconds are not over");
+    assert!(bench.engaged(), "before ten seconds have passed");
     bench.pass(3_000, load(5.0, 2.0, 0.0));
     assert!(!bench.engaged());
 }
@@ -76,7 +76,7 @@ fn unused_window_is_split_equally_among_hosts() {
     bench.peers[0] = little;
     bench.pass(5_000, load(23.0, 4.0, 0.0));
     assert!(bench.engaged());
-    // Both may have a quarter more than they use, and one; half of the rest is ours.
+    // Both may have a quarter more than their use, and one; half of the rest is ours.
     let slack = bench.cluster() - 2.0 * 6.0;
     assert!(slack > 20.0, "{slack}");
     assert!(
@@ -124,13 +124,13 @@ fn the_law_does_not_undo_a_dither() {
 
 #[test]
 fn latency_is_weighted_by_ios() {
-    // A host with few I/Os sees a high latency; the datastore as a whole is at the threshold.
+    // A host with few I/Os has a high latency; the datastore as a whole is at the threshold.
     let mut few = peer(1, 60.0);
     (few.ios, few.rate, few.in_flight) = (20.0, 20.0, 1.2);
     let mut bench = Bench::new(FIXED, vec![few, peer(2, 24.0)]);
     bench.pass(4_000, load(24.0, 18.0, 20.0));
-    assert!(bench.engaged(), "the others are");
-    // It neither yields to the few, nor takes the many for nothing.
+    assert!(bench.engaged(), "the others are engaged");
+    // It neither yields to the few I/Os nor ignores the many.
     let cluster = bench.cluster();
     assert!((35.0..50.0).contains(&cluster), "{cluster}");
 }
@@ -148,8 +148,8 @@ fn one_host_with_hanging_ios_has_bounded_effect_on_the_window() {
         peer.cluster = 100.0;
     }
     bench.pass(300, load(24.0, 20.0, 20.0));
-    // Counted for four times the threshold, and no more, a fifth of the I/Os makes the mean 1.6 of it: the window goes to
-    // six tenths. Counted in full it goes to a quarter at once.
+    // A fifth of the I/Os, counted as four times the threshold, makes the mean 1.6 times it: the window shrinks to six
+    // tenths. Counted in full it would shrink to a quarter at once.
     assert!(bench.cluster() > 45.0, "{}", bench.cluster());
 }
 
@@ -162,7 +162,7 @@ fn one_tick_uses_a_ratio_between_a_quarter_and_two() {
         hosts: 2,
         short: false,
     };
-    // Three tenths of the way to twice the window; a quarter of what is in flight.
+    // Three tenths of the way to twice the window; a quarter of the I/O in flight.
     assert_eq!(step(80.0, 25e6, &seen(0.1)), 104.0);
     assert_eq!(step(80.0, 25e6, &seen(10_000.0)), 20.0);
 }
@@ -212,7 +212,7 @@ fn hosts_that_engage_together_start_from_the_total_io_in_flight() {
     let mut bench = Bench::new(FIXED, vec![]);
     let busy = load(50.0, 200.0, 50.0);
     bench.pass_ticks(2, busy);
-    // Twice the threshold: half of what was in view is what the datastore takes, less what keeps latency below it.
+    // Twice the threshold: the window is half of the known I/O in flight, less the margin below the threshold.
     assert!(bench.engaged() && (bench.cluster() - 93.0).abs() < 1.0);
     let begins = Record {
         flags: Flags::default(),
@@ -223,13 +223,13 @@ fn hosts_that_engage_together_start_from_the_total_io_in_flight() {
     };
     bench.peers.push(begins);
     bench.pass_ticks(1, busy);
-    // It has as much in flight again: half of both is what the datastore takes, and not a quarter of our own.
+    // The peer has the same in flight: the window is half of both, and not a quarter of our own.
     assert!((bench.cluster() - 186.0).abs() < 2.0, "{}", bench.cluster());
 }
 
 #[test]
 fn the_law_aims_below_a_fixed_and_at_an_automatic_threshold() {
-    // By how much the window grows while latency is this part of a threshold of 10 ms.
+    // The growth of the window while latency is this part of a threshold of 10 ms.
     let grows = |threshold, part: f64| {
         let mut bench = Bench::new(threshold, vec![peer(1, 10.0)]);
         bench.peers[0].threshold = 10e6;
@@ -265,7 +265,7 @@ fn a_peer_with_hanging_ios_does_not_shrink_our_window() {
     bench.pass(2_000, load(26.0, 20.0, 20.0));
     assert!(bench.engaged());
     let before = bench.cluster();
-    // Eight of its I/Os a second end, each after twenty seconds; ours are as quick as they should be.
+    // Eight of its I/Os a second complete, each after twenty seconds; ours have normal latency.
     bench.peers[0] = Record {
         cluster: before,
         ios: 8.0,
@@ -308,7 +308,7 @@ fn the_calm_interval_needs_latency_near_the_threshold() {
     let mut bench = Bench::new(FIXED, vec![]);
     bench.pass_ticks(2, load(30.0, 256.0, 50.0));
     assert!(bench.engaged());
-    // The window is as wide as it may be, and does not move any more.
+    // The window is at its maximum, and does not change any more.
     bench.pass(5_000, load(19.5, 256.0, 50.0));
     assert_eq!(bench.window(), 256.0);
     assert_eq!(bench.pauses(3), [100; 3], "{:?}", bench.ticks);
@@ -319,7 +319,7 @@ fn the_calm_interval_needs_latency_near_the_threshold() {
 #[test]
 fn the_budget_of_quiet_times_is_spent_at_the_beginning_where_hosts_differ_and_far_from_the_threshold()
  {
-    // Two hosts may look four times a second at a datastore that does 1,600.
+    // Two hosts may tick four times a second at a datastore that does 1,600.
     let fine = load(25.0, 20.0, 20.0);
     let begun = || {
         let mut bench = Bench::new(FIXED, vec![peer(1, 25.0)]);
@@ -339,7 +339,7 @@ fn the_budget_of_quiet_times_is_spent_at_the_beginning_where_hosts_differ_and_fa
     bench.peers[0].cluster = 80.0;
     bench.pass_ticks(4, fine);
     assert!(often(&bench, 2), "{:?}", bench.pauses(4));
-    // With nobody there to differ from.
+    // Without another host to differ from.
     let mut bench = Bench::new(FIXED, vec![]);
     bench.pass_ticks(3, load(28.0, 20.0, 20.0));
     bench.pass(20_000, fine);
@@ -350,7 +350,7 @@ fn the_budget_of_quiet_times_is_spent_at_the_beginning_where_hosts_differ_and_fa
 #[test]
 fn a_brief_drop_in_throughput_does_not_slow_the_ticks() {
     let mut bench = Bench::new(FIXED, vec![]);
-    // Too little for a curve: nothing else tells yet what the datastore can do.
+    // Too little for a curve: nothing else shows yet what the datastore can do.
     bench.pass_ticks(2, load(50.0, 100.0, 100.0));
     assert!(bench.engaged());
     let stuck = Usage {
@@ -373,7 +373,7 @@ fn a_brief_drop_in_throughput_does_not_slow_the_ticks() {
 
 #[test]
 fn a_latency_target_alone_leaves_the_minimum_throughput() {
-    // Four thousand a second, and 5 ms with nobody else; 14 in flight leave seven tenths of that.
+    // Four thousand a second, and 5 ms when idle; 14 in flight leave seven tenths of that.
     let engaged = |latency_target| {
         let mut bench = Bench::new(FIXED, vec![]);
         for (latency_ms, in_flight) in [(30.0, 120.0), (10.0, 40.0), (5.0, 20.0), (5.0, 10.0)] {
@@ -400,10 +400,10 @@ fn a_latency_target_alone_leaves_the_minimum_throughput() {
     let (none, target) = (Span::ZERO, Span::from_millis(1));
     let for_a_target = narrowed(engaged(target), target, 8.0, 100);
     assert!((12.0..25.0).contains(&for_a_target), "{for_a_target}");
-    // For the threshold it does at once, before the curve shows that so much in flight does less now.
+    // For the threshold it does so at once, before the curve shows the lower throughput.
     let for_the_threshold = narrowed(engaged(target), target, 40.0, 20);
     assert!(for_the_threshold < 5.0, "{for_the_threshold}");
-    // Without a target nothing but the law makes it wider again.
+    // Without a target only the law widens it again.
     let mut bench = engaged(none);
     bench.pass(5_000, load(40.0, 8.0, 20.0));
     let narrow = bench.cluster();

@@ -18,7 +18,7 @@ fn ios_that_hung_with_our_reads_do_not_count_as_current_latency() {
     assert!(bench.engaged() && before > 30.0, "{before}");
     bench.deaf = true;
     bench.pass_ticks(2, fine);
-    // It all comes back at once, two seconds old.
+    // Everything completes at once, two seconds old.
     bench.report(&Usage {
         ios: 200,
         latency_ns: 200 * 2_000_000_000,
@@ -32,7 +32,7 @@ fn ios_that_hung_with_our_reads_do_not_count_as_current_latency() {
 
 #[test]
 fn a_host_working_alone_ignores_old_records() {
-    // Nobody does anything from which we would learn a threshold of our own.
+    // There is no I/O from which we could learn a threshold of our own.
     let found = |host| Record {
         threshold: 3e6,
         in_flight: 0.0,
@@ -71,21 +71,21 @@ fn a_silent_host_is_dead_when_its_lease_ends_even_when_calm() {
     let mut bench = Bench::new(FIXED, vec![peer(1, 25.0)]);
     let fine = load(25.0, 20.0, 20.0);
     bench.pass(20_000, fine);
-    assert_eq!(bench.pauses(1), [1_000], "all is calm");
+    assert_eq!(bench.pauses(1), [1_000], "the host is calm");
     bench.silent = true;
     let last_heard = *bench.ticks.last().expect("it has ticked");
     let lost = |event: &GovernorEvent| matches!(event, GovernorEvent::HostLost { .. });
     while !bench.events.iter().any(lost) {
         bench.report(&usage(fine));
     }
-    // Its lease is two seconds; a look is at most fifty milliseconds late here.
+    // Its lease is two seconds; a tick is at most fifty milliseconds late here.
     let given_up = *bench.ticks.last().expect("it has ticked");
     assert!(given_up - last_heard <= 2_100, "{last_heard} {given_up}");
 }
 
 #[test]
 fn a_host_announces_a_longer_interval_before_using_it() {
-    // Thirty a second: one per cent of that is a look in six seconds, of which ten seconds' worth is there at first.
+    // Thirty a second: one per cent of that is a tick in six seconds, with ten seconds' worth saved at first.
     let mut bench = Bench::new(FIXED, vec![]);
     bench.pass(30_000, load(60.0, 2.0, 20.0));
     assert!(bench.engaged());
@@ -104,8 +104,8 @@ fn a_reconnect_right_after_a_change_is_not_a_pause() {
     bench.pass(60_000, idle);
     bench.deaf = true;
     bench.pass_ticks(2, idle);
-    assert_eq!(bench.pauses(1), [4_000], "nothing is in a hurry");
-    // Just before its next round is due, a setting changes, and the datastore is back.
+    assert_eq!(bench.pauses(1), [4_000], "nothing is urgent");
+    // Just before its next tick is due, a setting changes, and the datastore is back.
     bench.pass(3_900, idle);
     bench.deaf = false;
     bench.set(Threshold::Fixed(Span::from_millis(20)));

@@ -13,7 +13,7 @@ fn a_disk_that_becomes_active_gets_its_part_before_others_know() {
     world.hosts[3].disks[0].wants = 0.0;
     world.run(20_000);
     for host in &mut world.hosts[..3] {
-        // They go on with what they were told last.
+        // They continue with their last information.
         host.deaf = true;
     }
     let before = world.windows()[3];
@@ -61,7 +61,7 @@ fn a_paused_daemon_adopts_the_others_window() {
 #[test]
 fn a_migrating_disk_counts_once() {
     let mut world = four();
-    // Its old host still has it, and does nothing for it.
+    // Its old host still lists it, and has no I/O for it.
     world.hosts[0].disks.push(disk(4, 2_000, 0.0));
     world.run(10_000);
     world.mark();
@@ -77,13 +77,13 @@ fn a_migrating_disk_counts_once() {
 fn a_disk_served_by_two_hosts_has_one_part_on_one_host() {
     let mut world = four();
     world.run(10_000);
-    // It is on its way to the last host, and its guest asks through both.
+    // It is migrating to the last host, and its guest sends I/O through both.
     world.hosts[0].disks.push(disk(4, 2_000, 64.0));
     world.run(10_000);
     world.mark();
     world.run(5_000);
     let rates = world.rates();
-    // Beside it, the others keep their proportions: two, two and a half of it.
+    // The others keep their proportions to it: two, two and a half of it.
     let part = |rate: f64| rate / rates.iter().sum::<f64>();
     assert!((part(rates[3]) - 2.0 / 6.0).abs() < 0.02, "{rates:?}");
     assert!((part(rates[4]) - 2.0 / 6.0).abs() < 0.02, "{rates:?}");
@@ -102,7 +102,7 @@ fn isolated_hosts_still_hold_the_threshold() {
     world.run(20_000);
     world.mark();
     world.run(10_000);
-    // By itself each host adds a little for its shares: the latency ends above the threshold, but not at twice that.
+    // Each host alone adds a little for its shares: the latency ends above the threshold, but below twice that.
     assert!(
         world.mean_latency() < 1.5 * 25.0,
         "{}",
@@ -117,7 +117,7 @@ fn ios_that_hung_with_a_hosts_reads_do_not_affect_later_latency() {
     bench.pass(5_000, load(24.0, 20.0, 20.0));
     let before = bench.cluster();
     bench.deaf = true;
-    // Whoever cannot read hears of it when the read fails; what ends then took as long.
+    // A host with failing reads notices when the read fails; I/Os completing then took as long.
     bench.pass_ticks(1, load(24.0, 20.0, 20.0));
     bench.report(&super::bench::usage(load(4_000.0, 4_000.0, 20.0)));
     bench.deaf = false;
@@ -137,7 +137,7 @@ fn a_mute_host_does_not_use_others_unused_parts() {
     world.run(10_000);
     world.hosts[1].mute = true;
     world.run(9_000);
-    let said = Record::decode(&world.slots[2]).expect("its last word stands there");
+    let said = Record::decode(&world.slots[2]).expect("its last record is there");
     let said = said.window;
     for host in &mut world.hosts[2..] {
         host.disks[0].wants = 0.0;
@@ -145,7 +145,7 @@ fn a_mute_host_does_not_use_others_unused_parts() {
     world.run(5_000);
     let after = world.windows();
     assert!(after[1] <= 1.01 * said, "{said} {after:?}");
-    // One that is heard does.
+    // A host that publishes does.
     assert!(after[0] > 1.5 * said, "{said} {after:?}");
 }
 
@@ -177,7 +177,7 @@ fn a_foreign_slot_that_claims_everything_is_clamped() {
         world.slots[40] = record.encode().to_vec();
         world.run(100);
     }
-    // It counts as one disk of the most shares there are: ours keep six sixteenths of the window.
+    // It counts as one disk of the maximum shares: ours keep six sixteenths of the window.
     let ours: f64 = world.windows().iter().sum();
     assert!(
         ours.is_finite() && ours > 0.3 * world.mean_latency() * 3.35,
@@ -265,7 +265,7 @@ fn a_deaf_host_works_alone_and_reconnects() {
     let before = world.windows()[1];
     world.hosts[1].deaf = true;
     world.run(900);
-    // Frozen at first: nothing is decided on what cannot be read.
+    // Frozen at first: it does not decide without readable slots.
     assert!((world.windows()[1] / before - 1.0).abs() < 0.02);
     world.run(20_000);
     assert_eq!(
@@ -367,7 +367,7 @@ fn torn_slots_and_garbage_change_nothing() {
     world.mark();
     for _ in 0..50 {
         world.run(20);
-        // Half of an older slot under a newer one.
+        // Half of an older slot behind a newer one.
         if world.slots[2].len() == 4_096 {
             world.slots[2][2_048..].copy_from_slice(&old[2_048..]);
         }
@@ -397,7 +397,7 @@ fn external_load_does_not_reduce_hosts_to_their_floors() {
     let after: f64 = world.windows().iter().sum();
     println!("{before} {after}");
     assert!(after >= 0.4 * before, "{before} {after}");
-    // As long as he stays, it is one event on each host, whatever is tried meanwhile.
+    // While the external load lasts, it is one event on each host, whatever the trials.
     world.run(60_000);
     for host in 0..4 {
         assert_eq!(
@@ -433,7 +433,7 @@ fn a_slower_array_is_not_external_load() {
             };
             assert_eq!(host.events.iter().filter(external).count(), 0, "{part}");
         }
-        // What was tried is over.
+        // The trial is over.
         let latency = world.latency * 1e3;
         assert!((20.0..30.0).contains(&latency), "{part}: {latency}");
     }
@@ -449,7 +449,7 @@ fn a_host_and_its_copy_are_treated_as_two_hosts() {
     disks[2].key = 9;
     let hosts: Vec<_> = disks.chunks(1).collect();
     let mut world = World::new(3_350.0, 2.0, FIXED, &hosts);
-    // The second has the first one's name; both sit in slots of their own, or it would be known at once.
+    // The second has the first one's name. Both have slots of their own, or it would be known at once.
     world.hosts[1].governor = Governor::new(Settings {
         incarnation: 5_000,
         ..settings(1, FIXED)
@@ -473,14 +473,14 @@ fn a_host_with_failing_writes_retries_fast_until_one_succeeds() {
     assert_eq!(bench.pauses(3), [1_000; 3], "{:?}", bench.ticks);
     bench.mute = true;
     bench.pass_ticks(4, fine);
-    // What the budget of two hosts pays for where nothing is urgent.
+    // The budget of two hosts while nothing is urgent.
     assert_eq!(bench.pauses(2), [250; 2], "{:?}", bench.ticks);
     bench.mute = false;
     bench.pass(10_000, fine);
     assert_eq!(bench.pauses(3), [1_000; 3], "{:?}", bench.ticks);
 }
 
-/// What somebody writes into slot 0 who wants control to be off for ever.
+/// A slot 0 that switches control off for ever.
 fn off(generation: u64) -> Vec<u8> {
     let common = Common {
         generation,
@@ -508,7 +508,7 @@ fn an_implausible_generation_is_refused_and_reported_once_per_host() {
     }
     for (at, before) in before.iter().enumerate() {
         assert_eq!(world.hosts[at].governor.common(), *before);
-        assert_eq!(world.happened(at, refused), 2, "each is told once");
+        assert_eq!(world.happened(at, refused), 2, "one event on each");
     }
     world.common(1, FIXED);
     world.run(9_000);

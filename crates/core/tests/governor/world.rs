@@ -1,8 +1,8 @@
 //! A simple world for governors: an array as a fluid, hosts that fill their windows, and a table of slots.
 //!
-//! The array does at most `most` reference I/Os a second and none faster than `least`; latency follows from Little's
-//! law. Within a host, disks share the host's window by water-filling, as the schedulers would. Each host reports every
-//! 50 ms and ticks when its governor wants to.
+//! The array does at most `most` reference I/Os a second, none faster than `least`; latency follows from Little's law.
+//! Disks share their host's window by water-filling, as the schedulers do. Each host reports every 50 ms, and ticks at
+//! its governor's deadline.
 
 use tidegate_core::governor::division::{Demand, Division};
 use tidegate_core::governor::{
@@ -21,9 +21,9 @@ pub(crate) struct Disk {
     pub(crate) reservation: u32,
     pub(crate) limit: u64,
     pub(crate) target: Span,
-    /// What it would keep in flight.
+    /// The I/O that it would have in flight.
     pub(crate) wants: f64,
-    /// I/Os done since the mark.
+    /// Completed I/Os since the mark.
     pub(crate) done: f64,
     in_flight: f64,
     flown: f64,
@@ -37,7 +37,7 @@ pub(crate) struct Host {
     pub(crate) orders: Orders,
     pub(crate) disks: Vec<Disk>,
     pub(crate) alive: bool,
-    /// Its reads of the slots fail; its writes fail.
+    /// Whether its reads of the slots fail; whether its writes fail.
     pub(crate) deaf: bool,
     pub(crate) mute: bool,
     pub(crate) events: Vec<(u64, GovernorEvent)>,
@@ -49,7 +49,7 @@ pub(crate) struct World {
     pub(crate) now: u64,
     pub(crate) most: f64,
     pub(crate) least: f64,
-    /// In flight from hosts that are not ours.
+    /// I/O in flight from outside the cluster.
     pub(crate) others: f64,
     pub(crate) hosts: Vec<Host>,
     pub(crate) slots: Vec<Vec<u8>>,
@@ -90,7 +90,7 @@ pub(crate) fn settings(host: u8, threshold: Threshold) -> Settings {
 }
 
 impl World {
-    /// `hosts` hold these disks: key, shares, what it wants in flight.
+    /// `hosts` have these disks: key, shares, and the I/O it would have in flight.
     pub(crate) fn new(most: f64, least_ms: f64, threshold: Threshold, hosts: &[&[Disk]]) -> World {
         let mut world = World {
             now: 0,
@@ -136,7 +136,7 @@ impl World {
             self.flow();
             self.now += STEP;
             for at in 0..self.hosts.len() {
-                // Hosts look at different moments.
+                // Hosts tick at different times.
                 let phase = (at as u64 * 3 % 10) * STEP;
                 if self.hosts[at].alive && self.now % 50 == phase % 50 {
                     self.report(at);
@@ -241,7 +241,7 @@ impl World {
         }
     }
 
-    /// A host says goodbye and stops.
+    /// A host announces its leaving and stops.
     pub(crate) fn leave(&mut self, at: usize) {
         self.slots[at + 1] = self.hosts[at].governor.leave().to_vec();
         self.hosts[at].alive = false;

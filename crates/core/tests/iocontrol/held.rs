@@ -5,7 +5,7 @@ use crate::{clients, io, limited, lone, orders, shares};
 use tidegate_core::iocontrol::{Cost, DiskKey, Hold, Limit, Offer, Pick};
 use tidegate_core::request::{DiskId, Op};
 
-/// Two disks of equal shares that always want more; the first may have so much in flight.
+/// Two backlogged disks of equal shares. The first may have `part` in flight.
 fn two(threads: usize, part: u64) -> World {
     let mut made = clients(&[shares(1_000), shares(1_000)], 32);
     made[1].thread = threads - 1;
@@ -14,7 +14,7 @@ fn two(threads: usize, part: u64) -> World {
     world
 }
 
-/// The first disk's part of what was done lately.
+/// The first disk's fraction of the recent throughput.
 fn first(world: &World) -> f64 {
     let costs = world.costs(world.now - SECOND, world.now);
     costs[0] as f64 / (costs[0] + costs[1]) as f64
@@ -29,7 +29,7 @@ fn others_get_what_a_limited_disk_does_not() {
         assert!((0.24..=0.26).contains(&first(&world)), "{}", first(&world));
         let done: u64 = world.costs(SECOND, 3 * SECOND).iter().sum();
         assert!(done >= 7_990 * REF, "{done}");
-        // More than its turn is: shares decide again, and when nobody is held any more.
+        // A part above its share: shares decide again. The same holds without parts.
         world.steer(|orders| orders.parts = vec![(DiskKey(0), 12 * REF)]);
         world.run(2 * SECOND);
         assert!((0.49..=0.51).contains(&first(&world)), "{}", first(&world));
@@ -114,7 +114,7 @@ fn hanging_ios_delay_their_disk_no_longer_than_the_overdue_bound() {
     assert_eq!(scheduler.waiting(DiskId(0)), 2);
     let mut now = MS;
     while scheduler.waiting(DiskId(0)) == 2 {
-        assert!(now < 10 * SECOND, "it waits for ever");
+        assert!(now < 10 * SECOND, "it waits too long");
         while let Pick::Now(..) = scheduler.pick(at(now)) {}
         now += 100 * MS;
     }
@@ -141,7 +141,7 @@ fn a_disk_at_its_part_can_be_removed_and_late_completions_are_ignored() {
     assert_eq!(scheduler.pick(at(4)), Pick::Empty, "it has its part");
     assert!(
         scheduler.someone_waits(),
-        "an end is to be followed by a pick"
+        "a completion must be followed by a pick"
     );
     scheduler.finished(at(5), DiskId(0), Op::Read, 4_096, at(1), Cost(REF));
     assert!(matches!(scheduler.pick(at(5)), Pick::Now(DiskId(0), _, _)));

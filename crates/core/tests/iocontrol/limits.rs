@@ -84,7 +84,7 @@ fn a_burst_runs_at_the_peak_and_then_the_limit_applies() {
     assert!((890..=910).contains(&first), "{first}");
     let later = world.count(0, 2 * SECOND, 5 * SECOND);
     assert!((899..=901).contains(&later), "{later}");
-    // It fills while unused: at the sustained rate, in burst / limit.
+    // It refills while unused: at the sustained rate, in burst / limit.
     world.clients[0].on = false;
     world.run(2_300 * MS);
     world.turn_on(0);
@@ -102,7 +102,7 @@ fn a_groups_limit_is_divided_by_shares_and_no_disk_starves() {
     };
     let policies: Vec<Policy> = [1_000, 1_000, 2_000, 4_000].map(of_group).to_vec();
     let mut world = World::new(1, 50_000, 4, clients(&policies, 16));
-    // Several may pass each time: not all of them are for the first disk.
+    // Several may pass each time: not all are of the first disk.
     world.late = 4 * MS;
     let limit = Some(Limit::steady(2_000));
     let policy = GroupPolicy {
@@ -163,7 +163,7 @@ fn limits_apply_with_control_off_but_not_when_observing() {
     scheduler.steer(at(2), &orders(|orders| orders.mode = Mode::Observe));
     for n in 1..4 {
         let Pick::Now(_, name, _) = scheduler.pick(at(3)) else {
-            panic!("it is held")
+            panic!("it is delayed")
         };
         assert_eq!(name, io(n));
     }
@@ -210,7 +210,7 @@ fn a_small_limit_is_reached_in_the_mean_though_timers_are_late() {
     }
 }
 
-/// How many of `most` I/Os that come at once pass at once.
+/// How many of `most` simultaneous I/Os pass at once.
 fn pass(scheduler: &mut Scheduler, now: Time, most: u64) -> u64 {
     let offer = |n: u64| scheduler.offer(now, DiskId(0), io(n), Op::Read, n << 20, 4_096);
     let starts = (0..most)
@@ -239,7 +239,7 @@ fn a_reattached_disk_has_its_remaining_burst_and_its_refill() {
     let mut back = lone(&[bursting(10, 100)]);
     back.resume(at(3 * SECOND), DiskId(0), &spent);
     assert_eq!(pass(&mut back, at(3 * SECOND), 200), 20);
-    // Meanwhile it was given another limit: what it used of the old one is used of the new.
+    // Meanwhile its limit changed: use of the old limit counts against the new one.
     let mut back = lone(&[bursting(10, 120)]);
     back.resume(at(3 * SECOND), DiskId(0), &spent);
     assert_eq!(pass(&mut back, at(3 * SECOND), 200), 40);

@@ -78,7 +78,7 @@ fn a_disk_that_becomes_active_may_be_50_ms_behind_its_reservation() {
     world.run(5 * SECOND);
     world.turn_on(0);
     world.run(SECOND);
-    // What it is behind, what it is promised meanwhile, its credit; without the first it would have 70 at most.
+    // Its backlog, its reservation meanwhile, and its credit. Without the backlog it would have 70 at most.
     let count = world.count(0, 5 * SECOND, 5 * SECOND + 50 * MS);
     assert!((85..=120).contains(&count), "{count}");
 }
@@ -105,7 +105,7 @@ fn on_an_uncongested_datastore_a_reservation_applies_in_full() {
 
 #[test]
 fn infeasible_reservations_shrink_alike_and_leave_a_tenth() {
-    // 6000 are reserved of 4000: what the governor makes of it is 0.9 * 4000 / 6000.
+    // 6000 are reserved of 4000: the governor's fraction is 0.9 * 4000 / 6000.
     let mut policies = vec![reserved(100, 4_000), reserved(1_000, 2_000)];
     policies.resize(6, shares(2_000));
     let mut world = World::new(1, 4_000, 4, clients(&policies, 32));
@@ -143,7 +143,7 @@ fn reservations_leave_a_tenth_in_any_100_ms() {
         let costs = world.costs(tenth * 10 * MS, tenth * 10 * MS + 100 * MS);
         let all: u64 = costs.iter().sum();
         let others = all - costs[0];
-        // What reservations may take at once, and one request.
+        // What reservations may take in a row, and one request.
         let slack = (CREDIT + 2 * REF) / 10;
         assert!(others + slack >= all / 10, "{others} of {all}");
     }
@@ -164,7 +164,7 @@ fn reservations_leave_a_tenth_of_the_first_100_ms_after_idle_time() {
     world.run(SECOND);
     let costs = world.costs(5 * SECOND, 5 * SECOND + 100 * MS);
     let all: u64 = costs.iter().sum();
-    // What reservations may take at once, and the disk's idle credit.
+    // What reservations may take in a row, and the disk's idle credit.
     let slack = (2 * CREDIT + 2 * REF) / 10;
     assert!(all - costs[0] + slack >= all / 10, "{costs:?}");
 }
@@ -178,14 +178,14 @@ fn a_disk_is_served_at_once_after_its_reservation_is_removed() {
     assert!(costs[0] > 2 * costs[1], "{costs:?}");
     world.policy(0, &shares(1_000));
     world.run(SECOND);
-    // What it got beyond its shares is held against it for 100 ms of its rate, no longer.
+    // Service beyond its shares counts against it for 100 ms of its rate, no longer.
     let count = world.count(0, 10 * SECOND, 10 * SECOND + SECOND / 2);
     assert!(count >= 700, "{count} of 1000");
 }
 
 #[test]
 fn virtual_time_does_not_follow_reservations() {
-    // Disk 0 is ahead by what its reservation gave it. A light disk that wakes must not be put behind it.
+    // Disk 0 is ahead by the service of its reservation. A light disk that becomes active must not be delayed by it.
     let policies = [reserved(1_000, 3_000), shares(1_000), shares(1_000)];
     let mut made = clients(&policies, 32);
     made[2].depth = 1;
@@ -194,7 +194,7 @@ fn virtual_time_does_not_follow_reservations() {
     world.run(5 * SECOND);
     let waits = world.starts.iter().filter(|s| s.disk == 2 && s.at > SECOND);
     let waits: Vec<u64> = waits.map(|s| s.waited).collect();
-    // Its turn comes within ten I/Os of the rest: reservations go first until their nine tenths are used up.
+    // It starts within ten I/Os of the others: reservations have priority until their nine tenths are used up.
     let worst = waits.iter().max().expect("it was served");
     assert!(*worst <= 8 * MS, "{worst}");
 }

@@ -1,7 +1,7 @@
 //! A small world for the schedulers: clients that keep I/Os outstanding, and a datastore that serves them in order.
 //!
-//! The datastore has stations that each take `ns_per_cost` for a unit of cost, exactly or exponentially. Threads are
-//! schedulers that share one datastore; they are asked as an I/O thread would ask them, and woken late.
+//! The datastore has stations. Each takes `ns_per_cost` for a unit of cost, exactly or exponentially distributed.
+//! Threads are schedulers that share one datastore. They are called as by an I/O thread, and woken late.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -33,7 +33,7 @@ pub(crate) fn at(ns: u64) -> Time {
     Time::from_nanos(ns)
 }
 
-/// A deterministic source of chance.
+/// A deterministic random generator.
 pub(crate) struct Chance(pub u64);
 
 impl Chance {
@@ -68,7 +68,7 @@ pub(crate) struct Client {
     pub(crate) len: u64,
     /// I/Os that it keeps outstanding while it is on.
     pub(crate) depth: usize,
-    /// How long it waits after an end before it asks again.
+    /// How long it waits after a completion before its next I/O.
     pub(crate) think: u64,
     pub(crate) on: bool,
 }
@@ -87,7 +87,7 @@ impl Client {
     }
 }
 
-/// An I/O that was given to the datastore.
+/// An I/O in the datastore.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Start {
     pub(crate) at: u64,
@@ -100,7 +100,7 @@ pub(crate) struct Start {
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
-    /// The governor steers.
+    /// The governor sends orders.
     Steer,
     Ask(usize),
     Arrive(usize),
@@ -123,7 +123,7 @@ pub(crate) struct World {
     pub(crate) starts: Vec<Start>,
     pub(crate) chance: Chance,
     pub(crate) exponential: bool,
-    /// How late timers and wakes are, at most.
+    /// The maximum delay of timers and wakes.
     pub(crate) late: u64,
     pub(crate) ns_per_cost: u64,
     stations: Vec<u64>,
@@ -139,7 +139,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// A datastore of that many reference I/Os a second over its stations, and `threads` threads.
+    /// A datastore with this rate in reference I/Os over its stations, and `threads` threads.
     pub(crate) fn new(
         threads: usize,
         per_second: u64,
@@ -183,7 +183,7 @@ impl World {
         world
     }
 
-    /// Orders of a congested datastore with a window of 16, changed as told.
+    /// Sends the orders of a congested datastore with a window of 16, modified by `change`.
     pub(crate) fn steer(&mut self, change: impl FnOnce(&mut Orders)) {
         let mut orders = Orders::idle(plain_costs());
         orders.engaged = true;
@@ -203,7 +203,7 @@ impl World {
         }
     }
 
-    /// Starts a client; what it keeps outstanding arrives now.
+    /// Starts a client; its outstanding I/Os arrive now.
     pub(crate) fn turn_on(&mut self, disk: usize) {
         self.clients[disk].on = true;
         self.push(self.now, Happening::Arrive(disk));
@@ -220,7 +220,7 @@ impl World {
         self.happenings.push(Reverse((when, self.order, what)));
     }
 
-    /// Lets `span` pass.
+    /// Runs for `span`.
     pub(crate) fn run(&mut self, span: u64) {
         if self.now == 0 {
             self.push(0, Happening::Steer);
@@ -300,10 +300,7 @@ impl World {
                 }
                 Pick::At(when, _) => {
                     let when = when.as_nanos();
-                    assert!(
-                        when > self.now,
-                        "a moment that has come is no reason to wait"
-                    );
+                    assert!(when > self.now, "a time in the past is no reason to wait");
                     if when < self.asked_at[thread] {
                         self.asked_at[thread] = when;
                         let late = self.chance.below(self.late);
@@ -425,8 +422,8 @@ pub(crate) fn disk_id(id: usize) -> DiskId {
     DiskId(u32::try_from(id).expect("few disks"))
 }
 
-/// The most that any interval saw beyond `per_second * interval + burst`, its last request not counted. Never positive
-/// for a limit that is exact.
+/// The largest excess of any interval over `per_second * interval + burst`, without its last request. Never positive
+/// for an exact limit.
 pub(crate) fn worst_excess(passed: &[(u64, u64)], per_second: u64, burst: u64) -> i128 {
     // With f(k) = amount before k - rate * time of k: the excess of an interval is a difference of two f.
     let rate = i128::from(per_second);

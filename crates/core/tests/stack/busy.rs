@@ -16,10 +16,10 @@ use tidegate_core::units::{Span, Time};
 
 const CONTROL: ControlId = ControlId(0);
 const DISK: DiskId = DiskId(0);
-/// Time of the datastore between two ends: 100,000 a second.
+/// The datastore's time between two completions: 100,000 a second.
 const STEP: Span = Span::from_micros(10);
 
-/// Counts the reads that I/O control did not count.
+/// Counts the reads that I/O control skipped.
 #[derive(Clone, Default)]
 struct Watch(Arc<AtomicU64>);
 
@@ -37,7 +37,7 @@ impl Filter for Watch {
     }
 }
 
-/// One disk, and what its datastore has of it, oldest first.
+/// One disk and its I/Os in the datastore, oldest first.
 struct Busy {
     shard: Shard,
     skipped: Watch,
@@ -117,7 +117,7 @@ impl Busy {
         self.handle(Event::Finished { disk, io, outcome });
     }
 
-    /// So many I/Os end, each of which is followed by another: `depth` stay in flight.
+    /// Completes this many I/Os and submits another after each: `depth` stay in flight.
     fn run(&mut self, ios: u64, depth: usize, len: u64) {
         while self.started.len() < depth {
             self.submit(Op::Read, len);
@@ -129,7 +129,7 @@ impl Busy {
         }
     }
 
-    /// How many I/Os were not counted since the last call.
+    /// The number of skipped I/Os since the last call.
     fn skipped(&self) -> u64 {
         self.skipped.0.swap(0, Ordering::Relaxed)
     }
@@ -141,7 +141,7 @@ impl Busy {
         usage.remove(0)
     }
 
-    /// A disk that is seen to be busy.
+    /// A disk that has become busy.
     fn at_work(policy: Policy) -> Busy {
         let mut busy = Busy::new(policy);
         busy.run(5_000, 32, 4_096);
@@ -158,7 +158,7 @@ fn orders() -> Orders {
     }
 }
 
-/// The cost of so many reads of 4 KiB.
+/// The cost of this many 4 KiB reads.
 fn reads(count: u64) -> u64 {
     count * CostModel::flash().cost(Op::Read, 4_096, false).0
 }
@@ -172,11 +172,11 @@ fn one_io_in_32_of_a_busy_disk_is_sampled() {
     let mut busy = Busy::new(Policy::default());
     busy.run(1_000, 32, 4_096);
     assert_eq!(busy.skipped(), 0);
-    // Nobody has been told anything yet.
+    // Without orders so far.
     busy.run(10_000, 32, 4_096);
     let skipped = busy.skipped();
     assert!((9_500..9_800).contains(&skipped), "{skipped}");
-    // At 19,000 a second each counts, once a thousand have told so.
+    // At 19,000 a second every I/O is counted, after a thousand have shown the rate.
     for io in 0..9_000 {
         busy.now = busy.now + Span::from_nanos(42_632);
         busy.run(1, 32, 4_096);
@@ -190,7 +190,7 @@ fn one_io_in_32_of_a_busy_disk_is_sampled() {
 #[test]
 fn reports_of_a_sampled_disk_are_right() {
     let mut busy = Busy::at_work(Policy::default());
-    // Larger ones, three times as long in flight.
+    // Larger requests, three times as long in flight.
     for (len, depth) in [(4_096, 32), (16_384, 96)] {
         busy.run(depth as u64, depth, len);
         busy.told();
@@ -220,7 +220,7 @@ fn reports_of_a_sampled_disk_are_right() {
 fn the_cost_in_flight_is_known_when_control_engages() {
     let mut busy = Busy::at_work(Policy::default());
     busy.run(1_000, 96, 4_096);
-    // As many fit as there are, and a half more.
+    // The window fits all of them, and half as many more.
     busy.steer(Orders {
         engaged: true,
         window: reads(144),
@@ -257,7 +257,7 @@ fn the_window_limits_a_sampled_disk_without_other_limits() {
     for _ in 0..10_000 {
         busy.submit(Op::Read, 4_096);
     }
-    // What was not counted before it was seen to be too much: the 32, and less than the window.
+    // Skipped before the disk was found to be too busy: the 32, and less than the window.
     assert!(
         busy.started.len() <= 128 + 32 + 128,
         "{}",
@@ -267,7 +267,7 @@ fn the_window_limits_a_sampled_disk_without_other_limits() {
         busy.now = busy.now + STEP;
         busy.finish();
     }
-    // Then it holds to the last I/O, however busy the disk is seen to be.
+    // From then on it holds exactly, however busy the disk is.
     for _ in 0..3_000 {
         assert_eq!(busy.started.len(), 128);
         busy.now = busy.now + STEP;
@@ -310,7 +310,7 @@ fn disks_with_a_latency_target_or_a_low_rate_are_not_sampled() {
     let mut slow = Busy::at_work(Policy::default());
     slow.now = slow.now + Span::from_secs(4);
     slow.told();
-    // What is in flight was skipped in part.
+    // A part of the I/Os in flight was skipped.
     while !slow.started.is_empty() {
         slow.finish();
     }
@@ -333,7 +333,7 @@ fn no_io_is_skipped_on_a_congested_datastore_in_observe_mode() {
     }
     busy.skipped();
     busy.run(500, 32, 4_096);
-    assert_eq!(busy.skipped(), 0, "from the order on");
+    assert_eq!(busy.skipped(), 0, "after the order");
     busy.told();
     busy.run(5_000, 32, 4_096);
     assert_eq!((busy.told().ios, busy.skipped()), (5_000, 0));

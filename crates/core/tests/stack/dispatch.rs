@@ -1,7 +1,7 @@
 //! Shards under I/O control: every request is answered once, whatever policies, orders and windows come.
 //!
-//! Several I/O threads share the datastore, as in a host. Time jumps to the next deadline when nothing else is left to
-//! do: what is still unanswered then was forgotten, by a lost turn or a lost wake.
+//! Several I/O threads share the datastore, as in a host. When nothing else is left to do, the time jumps to the next
+//! deadline. A request without an answer then was lost, by a missed dispatch or a missed wake.
 
 use super::{OPS, SIZE, datastore, filter};
 use proptest::prelude::*;
@@ -26,16 +26,16 @@ const DISKS: usize = 4;
 enum Act {
     Submit(usize, Op, u64, u64),
     Finish(usize),
-    /// At one moment: so many of those that datastores have end, and these come.
+    /// At one time: the oldest I/Os of the datastores complete, and these requests arrive.
     Together(usize, Vec<(usize, Op, u64)>),
     Pass(u64),
     Rearrange(usize, Vec<FilterSpec>),
     Policy(usize, Policy),
     Steer(Orders),
     Group(GroupPolicy),
-    /// Whoever asked every n-th request of a disk is gone.
+    /// The client of every n-th request of a disk disconnects.
     Abandon(usize, u64),
-    /// A disk goes and, once it has gone, comes again.
+    /// A disk is detached and then attached again.
     Detach(usize),
 }
 
@@ -75,7 +75,7 @@ fn policy() -> impl Strategy<Value = Policy> {
             latency_target: target.map(Span::from_nanos),
             group: (group == 0).then_some(GroupId(0)),
         };
-        policy.check().expect("a policy that makes sense");
+        policy.check().expect("a valid policy");
         policy
     })
 }
@@ -129,7 +129,7 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// Something that a datastore has.
+/// An I/O in a datastore.
 struct Started {
     thread: usize,
     disk: DiskId,
@@ -137,7 +137,7 @@ struct Started {
     token: u64,
 }
 
-/// Where a disk is in its life.
+/// The state of a disk.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Life {
     Here,
@@ -152,11 +152,11 @@ struct Host {
     lives: [Life; DISKS],
     policies: Vec<Policy>,
     started: Vec<Started>,
-    /// By token: how often it was answered.
+    /// By token: the number of answers.
     answers: Vec<u32>,
-    /// By token: of which disk.
+    /// By token: the disk.
     asked: Vec<usize>,
-    /// By disk: whether it never had a filter, and the last read or write that started.
+    /// By disk: whether it never had a filter, and its last started read or write.
     plain: [(bool, Option<u64>); DISKS],
     keys: u32,
 }
@@ -218,7 +218,7 @@ impl Host {
         disk % self.shards.len()
     }
 
-    /// Hands in an event, and everything that follows from it at once.
+    /// Passes an event to a shard, and handles everything that follows at once.
     fn handle(&mut self, thread: usize, event: Event) {
         let mut out = Vec::new();
         self.shards[thread].handle(Time::from_nanos(self.now), event, &mut out);
@@ -247,7 +247,7 @@ impl Host {
                     }
                     Effect::Wake { control, thread } => {
                         wakes += 1;
-                        assert!(wakes < 1_000, "threads wake each other for ever");
+                        assert!(wakes < 1_000, "threads wake each other endlessly");
                         let (now, mut out) = (Time::from_nanos(self.now), Vec::new());
                         self.shards[thread].handle(now, Event::Woken { control }, &mut out);
                         outs.push_back((thread, out));
@@ -258,7 +258,7 @@ impl Host {
                             *life = Life::Here;
                         }
                     }
-                    Effect::SideWrite { .. } => panic!("no filter here writes aside"),
+                    Effect::SideWrite { .. } => panic!("no filter here uses a side file"),
                 }
             }
         }
@@ -387,7 +387,7 @@ impl Host {
         }
     }
 
-    /// Of those asked that are gone, only what a datastore has is left. Answered ones are named again, too.
+    /// Of the abandoned requests only those in a datastore remain. Answered ones are named again, too.
     fn abandon(&mut self, disk: usize, nth: u64) {
         let all = (0..).zip(&self.asked);
         let gone = all.filter(|(token, of)| **of == disk && token % nth == 0);
@@ -400,7 +400,11 @@ impl Host {
         for token in gone {
             let there = self.started.iter().any(|started| started.token == token);
             let answers = self.answers[usize::try_from(token).expect("few")];
-            assert_eq!(answers, u32::from(!there), "{token} waits for nobody");
+            assert_eq!(
+                answers,
+                u32::from(!there),
+                "{token} is not in the datastore"
+            );
         }
     }
 
@@ -412,7 +416,7 @@ impl Host {
         assert_eq!(self.shards[thread].strays(), strays + 1);
     }
 
-    /// The end of one that was started, and a completion that comes again and ends nothing.
+    /// Completes a started I/O, and repeats a completion that must have no effect.
     fn end(&mut self, which: usize) -> (usize, [Event; 2]) {
         let Started {
             thread,
@@ -434,7 +438,7 @@ impl Host {
         deadlines.min()
     }
 
-    /// Lets time pass until `until`, ticking whenever a shard wants it.
+    /// Advances the time to `until`, with a tick at each deadline of a shard.
     fn pass(&mut self, until: u64) {
         while let Some((at, thread)) = self.deadline().filter(|(at, _)| *at <= until) {
             self.now = self.now.max(at);
@@ -448,7 +452,7 @@ impl Host {
         self.now = self.now.max(until);
     }
 
-    /// Ends whatever is left and checks that nothing is.
+    /// Completes all remaining I/Os and checks that none is left.
     fn drain(mut self) {
         loop {
             if !self.started.is_empty() {

@@ -40,7 +40,7 @@ fn idle_and_limited_disks_get_no_more_than_they_need() {
 
 #[test]
 fn an_unused_reservation_gets_no_part() {
-    // 20 in flight would be needed for it; it has two, and may have a quarter and one more.
+    // It would need 20 in flight; it has two, and may have a quarter and one more.
     let light = Demand::new(1_000, 800, 0, 2.0, 1.0, 25e6);
     assert_eq!((light.least, light.most), (3.5, 3.5));
 }

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 const TARGET: f64 = 25e6;
 const TICK: u64 = 100_000_000;
 
-/// A datastore as it is at a moment: the most it does a second, and what a stranger keeps in flight.
+/// A datastore at one time: its peak throughput a second, and the I/O that an outside load has in flight.
 type World = fn(Time) -> (f64, f64);
 
 struct Run {
@@ -29,7 +29,7 @@ impl Run {
         }
     }
 
-    /// Some per cent up or down, as the counts of a tenth of a second are.
+    /// Noise of some per cent, as in counts of a tenth of a second.
     fn noise(&mut self, percent: f64) -> f64 {
         self.noise = self
             .noise
@@ -64,7 +64,7 @@ impl Run {
             self.told.extend(told.map(|on| (self.ticks / 10, on)));
             self.window = match self.watch.level() {
                 Some(level) => level,
-                // As little as two hosts have.
+                // As few as two hosts have.
                 None => window::step(self.window, TARGET, &sight).max(2.0),
             };
             self.ticks += 1;
@@ -148,8 +148,7 @@ fn a_hold_ends_at_the_next_trial_if_the_datastore_is_slow_instead() {
     assert!((20.0..30.0).contains(&run.window), "{}", run.window);
 }
 
-/// Goes through a hundred in flight that do 4,000 a second for a while, and then through what is given; whether anything
-/// was tried.
+/// Runs a hundred in flight at 4,000 a second for a while, and then the given load. Returns whether there was a trial.
 fn tries(in_flight: f64, window: f64, rate: f64) -> bool {
     let mut watch = Watch::default();
     let mut tried = false;
@@ -178,9 +177,15 @@ fn tries(in_flight: f64, window: f64, rate: f64) -> bool {
 
 #[test]
 fn no_trial_without_a_full_window_and_a_drop_in_throughput() {
-    assert!(tries(30.0, 30.0, 1_200.0), "filled, and much less is done");
-    assert!(!tries(30.0, 100.0, 1_200.0), "nobody asks for more");
-    assert!(!tries(30.0, 30.0, 4_000.0), "less in flight does as much");
+    assert!(
+        tries(30.0, 30.0, 1_200.0),
+        "a full window, and much less throughput"
+    );
+    assert!(!tries(30.0, 100.0, 1_200.0), "no demand for more");
+    assert!(
+        !tries(30.0, 30.0, 4_000.0),
+        "less in flight, same throughput"
+    );
 }
 
 #[test]
@@ -246,13 +251,13 @@ fn a_trial_is_announced_a_second_and_a_half_before_it_begins() {
     let mut run = Run::new();
     let mut near = Vec::new();
     while !run.watch.tries() {
-        assert!(run.ticks < 400, "no trial begins");
+        assert!(run.ticks < 400, "no trial has begun");
         // Ten ticks of a tenth of a second each.
         run.seconds(1, |now| (if now < at(10) { 4_000.0 } else { 1_500.0 }, 0.0));
         near.push(run.watch.nears_trial());
     }
     let [.., first, second, begun] = near[..] else {
-        panic!("it began at once: {near:?}")
+        panic!("the trial began at once: {near:?}")
     };
     assert!(!first && second && !begun, "{near:?}");
 }

@@ -10,7 +10,7 @@ const BELIEVED: Factors = Factors {
     bytes_written: 1.0,
 };
 
-/// A moment that costs as much as any other under `truth`, with this mix.
+/// An interval of this mix that costs as much as any other under `truth`.
 fn moment(truth: &Factors, mix: [f64; FEATURES], noise: f64) -> [f64; FEATURES] {
     let [read, write, bytes_read, bytes_written] = mix;
     let cost = read * truth.read

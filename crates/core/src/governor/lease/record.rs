@@ -1,11 +1,11 @@
 //! The record of a lease: the holder and its generation, in a 4 KiB block.
 //!
-//! [`super::Lease`] writes its own record and judges those of others; the engine carries the bytes. How a block is
-//! written and sealed is `block.rs`'s.
+//! [`super::Lease`] writes its own record and checks those of other hosts; the engine reads and writes the bytes.
+//! `block.rs` defines the format of a block.
 //!
 //! # Always true
-//! - `decode` answers for any bytes of any length, and never panics
-//! - whoever wrote it, no number of a record makes a disk unreachable for ever
+//! - `decode` returns a result for any bytes of any length, and never panics
+//! - no value of a record makes a disk unreachable for ever, whatever was written
 
 use super::super::block::{BLOCK, Reader, Unreadable, Writer};
 use super::super::name::Name;
@@ -14,22 +14,22 @@ use crate::units::Span;
 const MAGIC: [u8; 8] = *b"TIDELEAS";
 const VERSION: u16 = 1;
 
-/// Whom we are.
+/// The identity of a holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// The host.
     pub host: [u8; 16],
-    /// That start of its machine: a copy of a machine has the same name and another boot.
+    /// This start of its machine: a copied machine has the same host and another boot.
     pub boot: [u8; 16],
     /// This start of its daemon.
     pub incarnation: u64,
-    /// The file that its daemon keeps locked, by a lock of the kernel, until it ends. Zero: there is none.
+    /// The file that its daemon holds under a kernel lock until it ends. Zero: none.
     pub lock: [u8; 16],
 }
 
 impl Holder {
-    /// Whether a lock of the kernel proves that this holder's daemon has replaced the earlier one: both lock the same file
-    /// on the same start of one machine, so the earlier one has ended.
+    /// Whether a kernel lock proves that this holder's daemon has replaced the earlier one. Both lock the same file on
+    /// the same boot of one machine, so the earlier one has ended.
     pub fn replaces(&self, earlier: &Holder) -> bool {
         let known = self.boot != [0; 16] && self.lock != [0; 16];
         let same = |of: &Holder| (of.host, of.boot, of.lock);
@@ -37,30 +37,30 @@ impl Holder {
     }
 }
 
-/// What a lease's block holds.
+/// The content of a lease's block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// The disk, so that a block in a wrong place is noticed.
+    /// The disk, to detect a misplaced block.
     pub disk: [u8; 16],
     /// The host that wrote it.
     pub holder: Holder,
-    /// What people call that host.
+    /// The display name of that host.
     pub name: Name,
-    /// Moves by one with each write of it.
+    /// Incremented with each write.
     pub sequence: u64,
-    /// How long the holder may go on without renewing; a taker waits by the longer of this and its own. Zero: the holder
-    /// does not renew; what it relies on is a lock.
+    /// How long the holder may continue without renewing. A taker waits for the longer of this and its own. Zero: the
+    /// holder does not renew and relies on a lock.
     pub lease: Span,
-    /// It has been given back.
+    /// Whether it was released.
     pub free: bool,
 }
 
-/// The longest lease that is believed: a foreign number must not make a disk unreachable for ever. Origin: chosen; no
+/// The longest accepted lease: a foreign value must not make a disk unreachable for ever. Origin: chosen; no
 /// measurement.
 const LEASE_MOST: Span = Span::from_secs(600);
 
 impl Record {
-    /// As a block.
+    /// Encodes the record as a block.
     pub fn encode(&self) -> [u8; BLOCK] {
         let mut out = Writer::new(MAGIC, VERSION);
         out.put(&u16::from(self.free).to_le_bytes());
@@ -76,7 +76,7 @@ impl Record {
         out.finish()
     }
 
-    /// From a block; [`Unreadable::Empty`] where nobody ever was.
+    /// Decodes a block; [`Unreadable::Empty`] if it was never used.
     pub fn decode(bytes: &[u8]) -> Result<Record, Unreadable> {
         let mut from = Reader::open(bytes, MAGIC, VERSION)?;
         let free = u16::from_le_bytes(from.take()) == 1;
@@ -94,7 +94,7 @@ impl Record {
             name: Name(from.take()),
             free,
         };
-        // Earlier versions write zeroes here: their lock is not known.
+        // Earlier versions write zeroes here: their lock is unknown.
         record.holder.lock = from.take();
         Ok(record)
     }

@@ -37,7 +37,7 @@ fn new(disk: [u8; 16], host: u8, terms: Terms) -> Lease {
     Lease::new(disk, me(host), Name::new("host"), terms)
 }
 
-/// A block without delays: runs one host until `until`, and returns the moments of its I/Os.
+/// A block without delays. Runs one host until `until`, and returns the times of its I/Os.
 fn run(lease: &mut Lease, block: &mut [u8; SLOT], from: u64, until: u64) {
     let mut now = from;
     while now < until {
@@ -258,7 +258,7 @@ fn our_record_of_an_earlier_boot_may_belong_to_a_live_copy() {
     assert!(again.may_write(at(5_000)));
 }
 
-/// A second daemon with the same host, as from a copied root, wants the disk that the first one holds and renews.
+/// A second daemon with the same host, as from a copied root. It wants the disk that the first one holds and renews.
 fn copy_of(changed: fn(&mut Holder)) -> Lease {
     let mut holder = Holder {
         incarnation: 99,
@@ -272,7 +272,7 @@ fn copy_of(changed: fn(&mut Holder)) -> Lease {
 fn a_copied_root_on_the_same_boot_is_refused_while_the_other_copy_renews() {
     let copies: [fn(&mut Holder); 3] = [
         |copy| copy.lock = [9; 16],
-        // Containers that share a boot, and have no lock or none that is known.
+        // Containers that share a boot, and have no lock or no known one.
         |copy| copy.lock = [0; 16],
         |copy| copy.boot = [0; 16],
     ];
@@ -338,7 +338,7 @@ fn a_claim_is_confirmed_only_by_its_exact_record() {
     lease.was_read(at(60), Some(&empty[..]));
     assert!(matches!(lease.next(at(60)), Act::Write(_)));
     lease.was_written(at(61), true);
-    // The one that was told as failed has landed on top of it since, or on top of another's that came between.
+    // The write reported as failed has landed on it since, or on another's claim in between.
     assert_eq!(lease.next(at(1_190)), Act::Read);
     lease.was_read(at(1_190), Some(&earlier[..]));
     assert!(!lease.may_write(at(1_190)));
@@ -346,7 +346,7 @@ fn a_claim_is_confirmed_only_by_its_exact_record() {
     assert!(lease.may_write(at(3_000)));
 }
 
-/// A holder that stood still until its time was over.
+/// A holder that was paused until its lease expired.
 fn ran_out(block: &mut [u8; SLOT]) -> Lease {
     let mut lease = held(BRIEF, 1, block);
     assert_eq!(lease.next(at(6_000)), Act::Rest);
@@ -373,7 +373,7 @@ fn an_expired_lease_is_lost_if_claimed_or_emptied() {
         if emptied {
             block = [0; SLOT];
         } else {
-            // It came, and gave the disk back: what it wrote is there all the same.
+            // Another host claimed and released the disk; its record is still there.
             let mut other = new(DISK, 2, FULL);
             other.want(at(2_000), Intent::TakeOver);
             run(&mut other, &mut block, 2_000, 5_000);
@@ -440,26 +440,26 @@ fn a_hosts_name_is_shown_without_terminal_control_characters() {
     assert_eq!(name(&"x".repeat(100)), "x".repeat(64));
 }
 
-/// One host's luck with one step.
+/// The random faults of one step of one host.
 #[derive(Clone, Copy, Debug)]
 struct Luck {
-    /// Until this host runs again.
+    /// The pause until this host runs again.
     pause: u64,
-    /// Until an I/O takes effect, and until its end is told after that.
+    /// The delay until an I/O takes effect, and then until its completion.
     effect: u64,
     told: u64,
-    /// It is told as failed, perhaps before it takes effect; or it never does.
+    /// Whether it is reported as failed, possibly before it takes effect, or never takes effect.
     fate: u8,
 }
 
-/// A step that is as good as any.
+/// A step without faults.
 const WELL: Luck = Luck {
     pause: 0,
     effect: 1,
     told: 1,
     fate: 4,
 };
-/// So many steps are luck's; about three of four that are played ask for it.
+/// The number of random steps; about three of four runs use them.
 const ADVERSITY: usize = 2_500;
 
 fn luck(slow: u64) -> impl Strategy<Value = Luck> {
@@ -482,18 +482,18 @@ enum Due {
     WriteEnds(usize, bool),
 }
 
-/// What came of a play.
+/// The result of a run.
 #[derive(Debug, Default)]
 struct Played {
-    /// How often two might write at once.
+    /// How often two hosts could write at once.
     both: u32,
-    /// How often one might.
+    /// How often one could.
     any: u32,
-    /// How often one regained its lease although another had held it in between.
+    /// How often a host regained its lease although another had held it in between.
     stale: u32,
 }
 
-/// Plays hosts against one block.
+/// Runs hosts against one block.
 fn play(terms: Terms, hosts: usize, lucks: &[Luck], stragglers: bool) -> Played {
     let clock = |host: usize, now: u64| at(now + 1_000_000 * (host as u64 + 1));
     let mut leases: Vec<Lease> = (0..hosts)
@@ -505,9 +505,10 @@ fn play(terms: Terms, hosts: usize, lucks: &[Luck], stragglers: bool) -> Played 
         .map(|host| (0, host as u64, Due::Runs(host)))
         .collect();
     let (mut order, mut played) = (100, Played::default());
-    // Who could write, one after another; for each host how many had when it claimed, and whether it relies on that.
+    // The hosts that could write, in order. For each host, how many there were at its claim, and whether it relies on
+    // that.
     let (mut holders, mut claims, mut relies) = (Vec::new(), [0; 8], [false; 8]);
-    // Whatever went on until then, in the end all goes well: luck that comes round and round may strike every write.
+    // In the end no faults occur: a repeating sequence of faults could affect every write.
     let adversity = lucks.iter().cycle().copied().take(ADVERSITY);
     let mut lucks = adversity.chain(core::iter::repeat(WELL));
     for _ in 0..5_000 {
@@ -533,7 +534,7 @@ fn play(terms: Terms, hosts: usize, lucks: &[Luck], stragglers: bool) -> Played 
                     if !relies[host] {
                         claims[host] = holders.len();
                     }
-                    // An answer that came late may find its time over: then nobody could write.
+                    // A late completion may find the lease expired: then no host could write.
                     if leases[host].may_write(clock(host, now)) {
                         let between = &holders[claims[host]..];
                         played.stale += u32::from(between.iter().any(|&other| other != host));
@@ -578,7 +579,7 @@ fn play(terms: Terms, hosts: usize, lucks: &[Luck], stragglers: bool) -> Played 
                                 Due::WriteEnds(host, true),
                             );
                         } else {
-                            // Told as failed; it lands all the same, later, or never.
+                            // Reported as failed; it lands nevertheless, later, or never.
                             if stragglers && luck.fate > 0 {
                                 later(&mut due, luck.effect * 3, Due::Lands(Box::new(bytes)));
                             }

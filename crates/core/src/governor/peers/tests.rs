@@ -69,7 +69,7 @@ fn a_host_is_recognised_in_another_slot() {
     }
     assert!(
         peers.is_empty(),
-        "its old words do not keep it alive, nor its new ones for ever"
+        "neither its old record nor its new one keeps it alive for ever"
     );
     assert_eq!(hear(&mut peers, 5_000, &says(2, 7)).seen, [[2; 16]]);
 }
@@ -144,7 +144,7 @@ fn a_peer_with_changing_torn_slots_is_alive() {
         let news = peers.heard(at(tick * 100), &[(2, &bytes[..])], ME);
         assert_eq!(news.lost, [], "{tick}");
     }
-    // His word is old all the same.
+    // Its record is old nevertheless.
     assert!(!peers.iter().next().unwrap().live());
     let bytes = torn(41);
     for tick in 41..=60 {
@@ -161,7 +161,7 @@ fn a_peer_with_an_overwritten_slot_has_the_longest_lease() {
         let mut peers = Peers::default();
         let reads = |peers: &mut Peers, ms| peers.heard(at(ms), &[(2, &lost[..])], ME).lost;
         hear(&mut peers, 0, &says(2, 1));
-        // It has said meanwhile that it will speak every four seconds, which nobody can read any more.
+        // It has meanwhile announced an interval of four seconds, which can no longer be read.
         assert_eq!(reads(&mut peers, 4_000), []);
         let slow = Record {
             tick_ms: 4_000,
@@ -170,7 +170,7 @@ fn a_peer_with_an_overwritten_slot_has_the_longest_lease() {
         assert_eq!(hear(&mut peers, 8_000, &slow), News::default());
         assert!(peers.iter().next().unwrap().live());
 
-        // Of words that can be read again nothing need be guessed, and who never speaks again is dead at last.
+        // With readable records nothing is guessed, and a silent host is finally dead.
         hear(&mut peers, 8_100, &says(2, 4));
         assert_eq!(reads(&mut peers, 40_000), []);
         assert_eq!(hear(&mut peers, 40_100, &says(2, 4)).lost.len(), 1);
@@ -213,20 +213,20 @@ fn the_younger_of_two_live_daemons_with_one_name_is_notified() {
             assert!(peers.is_empty() && !news.displaced && news.seen.is_empty());
             news.doubled
         };
-        // What an earlier start of ours said last stands there for ever.
+        // The last record of an earlier start of ours stays there.
         for ms in (0..5_000).step_by(100) {
             assert!(!hear(&mut younger, ms, &start(10, 5)));
             assert!(!hear(&mut older, ms, &start(12, 5)));
         }
         assert!(
             !hear(&mut younger, 5_000, &start(9, 6)),
-            "an earlier one still"
+            "an even earlier start"
         );
         assert!(hear(&mut younger, 5_100, &start(9, 7)));
         assert!(!hear(&mut younger, 5_200, &start(9, 7)));
         assert!(
             !hear(&mut older, 5_100, &start(12, 6)),
-            "it is on the other"
+            "the other must take another name"
         );
     }
 }

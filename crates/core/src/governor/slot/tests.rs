@@ -20,7 +20,7 @@ fn entry() -> impl Strategy<Value = Entry> {
                 shares,
                 reservation,
                 limit,
-                // What a slot can hold; it rounds demands up by a step.
+                // Values that a slot can store; it rounds demands up by a step.
                 demand: f64::from(demand) / DEMAND_STEPS,
                 unit_cost: f64::from(unit_cost) / UNIT_STEPS,
                 served,

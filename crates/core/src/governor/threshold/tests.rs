@@ -170,11 +170,11 @@ fn pressure_tightens_in_steps_until_throughput_is_lost() {
         (0..20).for_each(|_| curve.saw(TICK, &array(20_000.0, 0.5, in_flight)));
         curve.tightest(0.7, 3e6) / 1e6
     };
-    // 2 ms with 40 in flight, and so on: what is done with less is not known.
+    // 2 ms with 40 in flight, and so on. The throughput with less is unknown.
     assert!((1.39..1.41).contains(&load(40.0)));
     assert!((0.69..0.71).contains(&load(20.0)));
     assert!((0.34..0.36).contains(&load(10.0)));
-    // A quarter of the most: that was too little, and it ends a tenth above the least latency.
+    // A quarter of the peak is too little; the search ends a tenth above the least latency.
     assert!((0.54..0.56).contains(&load(2.5)));
 }
 
@@ -186,11 +186,11 @@ fn pressure_needs_a_known_peak_and_stays_above_the_least_latency() {
         (0..20).for_each(|_| curve.saw(TICK, &array(20_000.0, 0.5, in_flight)));
         curve.tightest(0.7, 2e6) / 1e6
     };
-    // Alone, before anything was congested: what that did is no measure of the most.
+    // Without congestion: this throughput does not show the peak.
     assert_eq!(load(2.5), 2.0);
-    // 1.5 ms with thirty in flight; of what is between it is not known how much it does.
+    // 1.5 ms with thirty in flight; the throughput in between is unknown.
     assert!((1.04..1.06).contains(&load(30.0)));
-    // A tenth above the least: here it ends, whatever is known of less in flight.
+    // The search ends a tenth above the least latency, whatever is known below.
     assert!((0.54..0.56).contains(&load(14.0)));
     assert!((0.54..0.56).contains(&load(10.0)));
     assert!((0.54..0.56).contains(&load(6.0)));
@@ -218,13 +218,13 @@ fn an_accepted_bin_stays_valid_for_an_hour() {
         (0..times).for_each(|_| curve.saw(TICK, &array(20_000.0, 0.5, in_flight)));
         curve.tightest(0.7, 4e6)
     };
-    assert_eq!(see(10.0, 20), 4e6, "the most is not known");
+    assert_eq!(see(10.0, 20), 4e6, "the peak is not known");
     // Half a second near the threshold.
     let tight = see(80.0, 5);
     assert!(tight < 1e6, "{tight}");
-    // And then half an hour without.
+    // Then half an hour without.
     assert_eq!(see(10.0, 18_000), tight);
-    // After two it may be otherwise by now.
+    // After two hours the array may have changed.
     assert_eq!(see(10.0, 54_000), 4e6);
 }
 
@@ -236,10 +236,10 @@ fn the_narrowest_window_leaves_the_given_part_of_the_peak() {
         (0..20).for_each(|_| curve.saw(TICK, &array(20_000.0, 0.5, in_flight)));
         curve.narrowest(0.7).unwrap()
     };
-    // Of less it is not known how much it does.
+    // The throughput of fewer is unknown.
     assert!((50.0..60.0).contains(&see(80.0)));
     assert!((25.0..31.0).contains(&see(40.0)));
     assert!((6.0..8.0).contains(&see(10.0)));
-    // Six do six tenths.
+    // Six reach six tenths.
     assert!((8.0..12.0).contains(&see(6.0)));
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What the block says of itself.
+/// The record in the block.
 fn stands(block: &[u8; SLOT]) -> Record {
     Record::decode(block).expect("somebody's")
 }
@@ -17,7 +17,7 @@ fn held_from_50() -> (Lease, [u8; SLOT]) {
     (lease, block)
 }
 
-/// The same, with a renewal whose read began at 400 ms and whose write is under way.
+/// The same, with a renewal whose read began at 400 ms and whose write is in progress.
 fn renewing_from_400() -> (Lease, [u8; SLOT]) {
     let (mut lease, block) = held_from_50();
     assert_eq!(lease.next(at(400)), Act::Read);
