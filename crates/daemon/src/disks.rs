@@ -1,4 +1,4 @@
-//! Disks: their descriptors and images on datastores, the orders that change them, and the attached ones.
+//! Disks: their descriptors and images on datastores, the REST commands that change them, and the attached disks.
 
 pub(crate) mod attached;
 pub(crate) mod copy;

@@ -1,11 +1,11 @@
 //! The trait of a host's I/O control in the simulator, with one file for each policy.
 //!
-//! The world calls it where the engine would call an I/O thread's scheduler and a host's governor, and executes its
-//! requests. `ours.rs` drives the core's scheduler and governor exactly as the engine does. `parda.rs` is the published
-//! control law, as a baseline. `none.rs` is a host without control.
+//! The simulator's `World` calls it where the engine calls an I/O thread's scheduler and a host's governor. The `World`
+//! then executes what it returns: I/Os to start, and slot I/O. `ours.rs` drives the core's scheduler and governor exactly
+//! as the engine does. `parda.rs` is the published control law, as a baseline. `none.rs` is a host without control.
 //!
 //! # Always true
-//! - `pick` returns each I/O that was offered and not started exactly once.
+//! - An I/O that `offer` did not start is returned by `pick` exactly once.
 
 mod none;
 mod ours;
@@ -59,9 +59,9 @@ pub(crate) struct Ended {
 pub(crate) enum Next {
     /// Start this I/O, then call `pick` again.
     Start(IoId, Cost),
-    /// No I/O here. That thread should be called next.
+    /// This thread has no I/O to start. Call `pick` for the thread with this index next.
     Thread(usize),
-    /// No I/O.
+    /// No I/O can start.
     Nothing,
 }
 
@@ -101,11 +101,11 @@ pub(crate) trait Control {
     fn deadline(&self, thread: usize) -> Option<Time>;
     /// The time of the next [`Control::wake`].
     fn wake_at(&self) -> Time;
-    /// The time of [`Control::wake_at`] has come.
+    /// Called at the time of [`Control::wake_at`].
     fn wake(&mut self, now: Time, out: &mut Vec<SlotIo>);
     /// A [`SlotIo::Read`] has completed.
     fn slots_read(&mut self, now: Time, slots: &Slots, out: &mut Vec<SlotIo>);
-    /// A [`SlotIo::Write`] has completed.
+    /// A [`SlotIo::Write`] has completed; `fine`: successfully.
     fn slot_written(&mut self, now: Time, fine: bool);
     /// A disk has new settings.
     fn change(&mut self, now: Time, disk: usize, settings: &Settings);

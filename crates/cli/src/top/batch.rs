@@ -11,7 +11,7 @@ use crate::output::Format;
 use crate::session::Session;
 use crate::stats;
 
-/// Prints samples, `count` of them if that is given.
+/// Prints `count` samples, or samples until it is interrupted.
 pub(super) fn run(
     session: &Session,
     view: View,
@@ -37,7 +37,7 @@ pub(super) fn run(
     Ok(())
 }
 
-/// The names of the columns.
+/// The CSV header: the columns' names.
 pub(super) fn head(view: View) -> String {
     fn line<T>(columns: &[Column<T>]) -> String {
         let keys = columns.iter().map(|column| column.key.to_owned());
@@ -49,7 +49,7 @@ pub(super) fn head(view: View) -> String {
     }
 }
 
-/// A line for each disk, or for each I/O thread.
+/// A sample as CSV: a line for each disk, or for each I/O thread.
 pub(super) fn rows(view: View, sample: &Sample) -> String {
     fn lines<T>(at_ms: u64, columns: &[Column<T>], rows: &[T]) -> String {
         let line = |row| {
@@ -64,7 +64,7 @@ pub(super) fn rows(view: View, sample: &Sample) -> String {
     }
 }
 
-/// Names hold nothing that CSV would have to quote.
+/// A cell as CSV. It needs no quotes: names contain no commas, quotes or line ends.
 fn cell(cell: Cell) -> String {
     match cell {
         Cell::Text(text) => text.trim().to_owned(),

@@ -1,19 +1,19 @@
 //! The `nbd` datastore: images on another NBD server, with pipelining and replay after a lost connection.
 //!
 //! The image runs on its disk's I/O thread, with one connection (`connection.rs`) on the thread's ring. `work.rs`
-//! stores the open requests; a blocking task reconnects (`connect.rs`). Acknowledged writes that were not durable when
-//! the connection ended may be lost: a client cannot know whether the server process survived (`unflushed.rs`).
+//! stores the open requests; a blocking task reconnects (`connect.rs`). When a connection ends, acknowledged writes that
+//! were not yet durable may be lost: a client cannot know whether the server process survived (`unflushed.rs`).
 //!
 //! If only the connection breaks, the server must finish or drop the old connection's requests before it accepts a new
 //! one. Otherwise an old write may overwrite a newer one. The protocol has no means to ensure that.
 //!
 //! # Always true
-//! - a flush that succeeds, and a durable write that succeeds, have made durable what they promise. Once writes may be
-//!   lost, every flush fails for as long as the image is open
+//! - if a flush succeeds, all writes that completed before it are durable. If a durable write succeeds, its data is
+//!   durable. Once writes may be lost, every flush fails until the image is closed
 //! - a request waits for an absent or silent server at most as long as [`Options`] allow; from then on requests fail at
 //!   once, until the server is back
 //! - a server that violates the protocol is disconnected and counted; reconnects observe the pauses
-//! - jobs end only when the kernel uses none of their memory
+//! - a job ends only when the kernel no longer uses its memory
 //! - a close first makes all writes durable, or the log reports that they may be lost
 //!
 //! # Picture
@@ -54,10 +54,10 @@ const LONGEST_PAUSE: Span = Span::from_secs(5);
 /// How long a disconnect may take.
 const DISCONNECT_TIMEOUT: Span = Span::from_secs(1);
 
-/// Each image gets a number, so that a late reconnect is not taken for another image's.
+/// The next image's number. It identifies the image of a reconnect that completes late.
 static SERIAL: AtomicU64 = AtomicU64::new(0);
 
-/// How to use a server.
+/// Timeouts and block size for a connection to an NBD server.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// How long requests wait for an absent or silent server before they fail.
@@ -105,8 +105,8 @@ fn count(counter: &AtomicU64) {
 /// path of a Unix socket), and negotiates. Blocks for as long as `options` say.
 ///
 /// # Errors
-/// When the server cannot be reached or does not answer in time, has no such export, or takes only requests larger
-/// than the disk's blocks.
+/// When the server cannot be reached or does not answer in time, when it has no such export, or when its minimum block
+/// size is larger than the disk's block size.
 pub fn open(uri: &str, options: &Options) -> Result<OpenedImage> {
     let uri = uri_of(uri)?;
     let target = Arc::new(Target {

@@ -1,8 +1,8 @@
 //! Performs the shard's effects: it starts I/Os, answers requests, and writes side files.
 //!
 //! One loop takes the effects in order. Some cause new ones at once (an image that completes immediately, a filter that
-//! submits more); the loop runs until there are none. Then completions become visible to guests: at the end of a turn,
-//! and between the pieces of one.
+//! submits more); the loop runs until there are none. `publish` then makes completions visible to guests: at the
+//! end of a turn, and several times within a long one.
 
 use super::IoThread;
 use super::side_write::SideWrite;

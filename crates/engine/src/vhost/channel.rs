@@ -1,11 +1,11 @@
 //! The backend channel of vhost-user: it notifies a front end of a changed configuration.
 //!
-//! The crate `vhost` reads this channel's descriptor but cannot send a configuration change through it. So the
-//! descriptor is copied from the socket before the crate reads the message with it, and the one needed message is
-//! written here.
+//! The crate `vhost` receives this channel's descriptor, but cannot send a configuration change through it. So
+//! `Channel::peek` copies the descriptor from the socket before the crate reads the message. This file then sends the
+//! one message that is needed.
 //!
 //! # Always true
-//! - a front end that does not read blocks no thread, although it shares the socket and can change its options
+//! - sending never blocks, even if the front end does not read, or makes the shared socket blocking
 //!
 //! # Source
 //! The vhost-user protocol: `VHOST_USER_SET_BACKEND_REQ_FD`, `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`.

@@ -120,7 +120,7 @@ impl FrontEnd<'_> {
     }
 }
 
-/// Holds an I/O thread until the result is dropped; `other` is a disk on it.
+/// Blocks the I/O thread that serves `other` until the returned sender is dropped.
 fn hold_thread(other: &Disk) -> Sender<()> {
     let (entered, inside) = channel();
     let (open, gate) = channel::<()>();

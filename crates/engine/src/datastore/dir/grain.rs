@@ -1,11 +1,11 @@
 //! The alignment rules of direct I/O, and how requests are split to fit them.
 //!
 //! Direct I/O needs whole units of the device (512 bytes on most) and aligned memory. The file system frees and zeroes
-//! whole blocks; the rest of a block it would clear in the page cache, next to direct I/O. So the image itself writes
-//! the ends of such a request (`zero.rs`).
+//! only whole blocks directly. For a partial block it would write zeroes to the page cache, which must not be mixed with
+//! direct I/O. So the image itself writes the zeroes at the ends of a range (`zero.rs`).
 //!
 //! # Always true
-//! - an image that uses direct I/O never uses the page cache, for no byte
+//! - an image that uses direct I/O never uses the page cache, not even for a single byte
 //!
 //! # Units
 //! Bytes. All of them are powers of two.
@@ -37,7 +37,7 @@ pub(super) enum Piece {
     Blocks(u64),
     /// This many bytes, by writing zeroes.
     Zeroes(u64),
-    /// This many bytes of one unit, which has others too.
+    /// This many bytes of one unit. The unit's other bytes must not change.
     Edge(u64),
 }
 
@@ -97,7 +97,7 @@ impl Grain {
             && (self.memory == 1 || buffers.is_memory_aligned(data, self.memory))
     }
 
-    /// How many of the moved bytes are in units that are complete.
+    /// How many of the `moved` bytes fill whole units. The rest, in a partial unit, is not counted.
     pub(super) fn done_whole(&self, moved: u64) -> u64 {
         moved & !(self.unit - 1)
     }
