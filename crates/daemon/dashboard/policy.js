@@ -105,7 +105,7 @@ export class PolicyForm {
     return wanted;
   }
 
-  /** Whether a reservation that cannot be promised is wanted all the same. */
+  /** Whether a reservation that cannot be guaranteed is wanted all the same. */
   get #asFarAsItGoes() {
     return !this.looseBox.hidden && this.loose.checked;
   }

@@ -127,8 +127,8 @@ fn the_form_offers_best_effort_for_a_reservation_that_cannot_be_promised() {
     assert!(outcome(&browser).contains(strict), "{}", outcome(&browser));
     browser.click(APPLY);
     browser.until(
-        "that it cannot be promised",
-        "document.querySelector('.policy .bad').textContent.includes('cannot be promised')
+        "that it cannot be guaranteed",
+        "document.querySelector('.policy .bad').textContent.includes('cannot be guaranteed')
         && document.getElementById('loose').checkVisibility()",
     );
     assert_eq!(policy(&daemon, "web1")["reservation_iops"], 0);
