@@ -281,10 +281,10 @@ fn daemons_and_the_simulator_hold_no_disk_back_without_control() {
 fn a_failed_check_ends_with_1_and_stands_first() {
     let scratch = scratch();
     let file = scratch.path().join("small.toml");
-    let demanding = format!(
+    let failing = format!(
         "{SMALL}\n[[expect]]\nwhat = \"iops\"\nat-least = 1000000\nsource = \"<a dream> & a half\"\n"
     );
-    fs::write(&file, demanding).expect("it can be written");
+    fs::write(&file, failing).expect("it can be written");
     let out = text(&scratch.path().join("results"));
     let run = tidegate(&["lab", "run", &text(&file), "--on", "sim", "--out", &out]);
     assert_eq!(run.status, 1);

@@ -15,7 +15,7 @@ mod lines;
 mod scale;
 
 pub use bars::{Bars, Fill, Group};
-pub use lines::{Across, Level, Line, Lines, Stretch, Up};
+pub use lines::{Across, Line, Lines, Up};
 pub use scale::{fine, label, round_up};
 
 /// The width of a panel.
@@ -27,35 +27,7 @@ pub const STYLES: usize = 6;
 
 /// What every chart is drawn with. Colours can be distinguished without seeing red or green, and have a contrast of
 /// three and more on their ground, by day and by night; on paper the dashes and marks remain.
-pub const STYLE: &str = "\
-.chart{--s0:#0072b2;--s1:#d55e00;--s2:#00805e;--s3:#a8487e;--s4:#7a5c00;--s5:#4b5563;--ground:#fff;
---ink:#1b1f24;--soft:#57606a;--rule:#d8dee4;--band:#f3f5f7;display:block;width:100%;height:auto;
-font:12px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;overflow:visible}
-.chart text{fill:var(--ink)}
-.chart .name{font-weight:600;font-size:13px}
-.chart .unit,.chart .tick,.chart .phase{fill:var(--soft);font-size:11px}
-.chart .end{font-size:11px}
-.chart .rim{paint-order:stroke;stroke:var(--ground);stroke-width:4px;stroke-linejoin:round}
-.chart .worth{font-size:9.5px;text-anchor:middle}
-.chart .grid{stroke:var(--rule);fill:none;stroke-width:1}
-.chart .axis{stroke:var(--soft);fill:none;stroke-width:1}
-.chart .part{stroke:var(--soft);fill:none;stroke-width:1;stroke-dasharray:1 3}
-.chart .band{fill:var(--band)}
-.chart .level{stroke:var(--ink);fill:none;stroke-width:1.2;stroke-dasharray:5 3}
-.chart .line{fill:none;stroke:var(--c);stroke-width:1.8;stroke-linejoin:round;stroke-linecap:round}
-.chart .mark{fill:var(--ground);stroke:var(--c);stroke-width:1.5}
-.chart .bar{fill:var(--c);stroke:var(--c);stroke-width:1}
-.chart .bar.light{fill-opacity:.3}
-.chart .bar.outline{fill:none;stroke:var(--ink);stroke-dasharray:3 2}
-.chart .s0{--c:var(--s0)}.chart .s1{--c:var(--s1)}.chart .s2{--c:var(--s2)}
-.chart .s3{--c:var(--s3)}.chart .s4{--c:var(--s4)}.chart .s5{--c:var(--s5)}
-.chart .line.s1{stroke-dasharray:7 3}.chart .line.s2{stroke-dasharray:2 3}.chart .line.s3{stroke-dasharray:9 3 2 3}
-.chart .line.s4{stroke-dasharray:4 2}.chart .line.s5{stroke-dasharray:1 4}
-@media (prefers-color-scheme:dark){.chart{--s0:#5ab4ec;--s1:#f58a45;--s2:#2fc79c;--s3:#e79ac6;--s4:#e5cf4b;
---s5:#aab4be;--ground:#15191d;--ink:#e6e9ec;--soft:#9aa4ae;--rule:#2c333a;--band:#1c2126}}
-@media print{.chart{--s0:#0072b2;--s1:#d55e00;--s2:#00805e;--s3:#a8487e;--s4:#7a5c00;--s5:#4b5563;--ground:#fff;
---ink:#000;--soft:#444;--rule:#ccc;--band:#f4f4f4}}
-";
+pub const STYLE: &str = include_str!("draw/style.css");
 
 /// Text as it may stand in HTML and SVG, also between quotes.
 #[must_use]

@@ -85,15 +85,6 @@ impl On {
             On::Sim => "virtual time",
         }
     }
-
-    /// The same as a heading.
-    #[must_use]
-    pub const fn heading(self) -> &'static str {
-        match self {
-            On::Engine => "On real daemons",
-            On::Sim => "In virtual time",
-        }
-    }
 }
 
 impl fmt::Display for On {
@@ -346,18 +337,6 @@ mod tests {
     }
 
     #[test]
-    fn an_experiment_is_found_by_its_name_and_by_its_file() {
-        for name in ["sioc-1", "filter-overhead"] {
-            let path = format!("{}/../../scenarios/{name}.toml", env!("CARGO_MANIFEST_DIR"));
-            assert_eq!(entry(&path, 100).name(), name);
-        }
-        assert!(Entry::find("sioc-99").expect("no fault").is_none());
-        let error = Entry::find(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
-        let error = format!("{:#}", error.expect_err("no scenario"));
-        assert!(error.contains("is no scenario"), "{error}");
-    }
-
-    #[test]
     fn a_short_experiment_is_not_cut_to_nothing() {
         for (name, percent, least) in [
             ("sioc-4", 10, 10),
@@ -367,19 +346,6 @@ mod tests {
             ("filter-overhead", 1, 1),
         ] {
             assert_eq!(entry(name, 100).at_least(percent), least, "{name}");
-        }
-    }
-
-    #[test]
-    fn faults_need_the_simulator_and_ab_tests_need_real_servers() {
-        for (name, on, can) in [
-            ("row-11-host-death", On::Engine, false),
-            ("row-11-host-death", On::Sim, true),
-            ("sioc-4", On::Engine, true),
-            ("million-iops", On::Engine, true),
-            ("million-iops", On::Sim, false),
-        ] {
-            assert_eq!(entry(name, 100).not_on(on).is_none(), can, "{name}");
         }
     }
 }

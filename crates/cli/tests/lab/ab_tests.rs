@@ -70,11 +70,11 @@ fn bare_path(scratch: &TempDir) -> String {
 fn an_ab_test_is_run_judged_and_reported_and_a_missing_contestant_is_named() {
     let scratch = scratch();
     let file = scratch.path().join("tiny.toml");
-    let demanding = format!(
+    let failing = format!(
         "{AB_TEST}\n[[expect]]\nwhat = \"iops\"\nsweep = \"vms\"\nat = \"2\"\ncontestant = \"plain\"\n\
          at-least = 1e12\nsource = \"a dream\"\n"
     );
-    fs::write(&file, demanding).expect("it can be written");
+    fs::write(&file, failing).expect("it can be written");
     let places = scratch.path().join("t");
     fs::create_dir(&places).expect("it can be made");
     let out = text(&scratch.path().join("results"));

@@ -12,26 +12,6 @@ pub struct Line {
     pub points: Vec<(f64, f64)>,
 }
 
-/// A phase.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Stretch {
-    /// The label above it.
-    pub name: String,
-    /// Where it begins.
-    pub from: f64,
-    /// Where it ends.
-    pub to: f64,
-}
-
-/// A value that lines are compared with.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Level {
-    /// The label on it.
-    pub name: String,
-    /// The value.
-    pub at: f64,
-}
-
 /// The horizontal axis.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Across {
@@ -65,10 +45,10 @@ pub struct Lines {
     pub up: Up,
     /// The lines; each has the style of its place.
     pub lines: Vec<Line>,
-    /// Phases, where there are several.
-    pub phases: Vec<Stretch>,
-    /// Values that lines are compared with.
-    pub levels: Vec<Level>,
+    /// The name, begin and end of each phase, if there are several.
+    pub phases: Vec<(String, f64, f64)>,
+    /// A value that lines are compared with, and its name.
+    pub level: Option<(String, f64)>,
 }
 
 const BOTTOM: f64 = HEIGHT - 36.0;
@@ -133,23 +113,22 @@ impl Lines {
         self.axes(&mut paper);
         self.lines(&mut paper);
         // Last, with a rim: a line at a level lies on it.
-        for level in &self.levels {
-            let y = paper.y(level.at);
+        if let Some((name, value)) = &self.level {
+            let y = paper.y(*value);
             paper.panel.rule("level", y, right);
             let place = (LEFT + 4.0, y - 4.0);
-            paper.panel.text("end rim", "start", place, &level.name);
+            paper.panel.text("end rim", "start", place, name);
         }
         paper.panel.svg()
     }
 
     fn phases(&self, paper: &mut Paper) {
         let across = paper.across;
-        let fits = self.phases.iter().all(|phase| {
-            let room = across.place(phase.to) - across.place(phase.from);
-            width(&phase.name, 11.0) < room - 2.0
+        let fits = self.phases.iter().all(|(name, from, to)| {
+            width(name, 11.0) < across.place(*to) - across.place(*from) - 2.0
         });
-        for (place, phase) in self.phases.iter().enumerate() {
-            let (from, to) = (across.place(phase.from), across.place(phase.to));
+        for (place, (name, from, to)) in self.phases.iter().enumerate() {
+            let (from, to) = (across.place(*from), across.place(*to));
             let top = paper.top;
             if !place.is_multiple_of(2) {
                 let size = (to - from, BOTTOM - top);
@@ -157,7 +136,7 @@ impl Lines {
             }
             // Names that have no room are numbers, which the caption explains.
             let name = match fits {
-                true => phase.name.clone(),
+                true => name.clone(),
                 false => (place + 1).to_string(),
             };
             let middle = (f64::midpoint(from, to), top - 6.0);
@@ -272,10 +251,7 @@ mod tests {
             up: Up::To(100.0),
             lines: vec![line("vm1", 40.0), line("vm2", 41.0)],
             phases: Vec::new(),
-            levels: vec![Level {
-                name: "threshold".into(),
-                at: 50.0,
-            }],
+            level: Some(("threshold".into(), 50.0)),
         }
     }
 
@@ -329,14 +305,9 @@ mod tests {
     #[test]
     fn phases_whose_names_have_no_room_are_numbered() {
         let mut panel = panel();
-        let phase = |name: &str, from: f64| Stretch {
-            name: name.into(),
-            from,
-            to: from + 25.0,
-        };
-        panel.phases = vec![phase("all", 0.0), phase("idle", 25.0)];
+        panel.phases = vec![("all".into(), 0.0, 25.0), ("idle".into(), 25.0, 50.0)];
         assert!(has(&panel.svg(), "idle"));
-        panel.phases[1].name = "a name that is much too long to stand above its phase".into();
+        panel.phases[1].0 = "a name that is much too long to stand above its phase".into();
         let svg = panel.svg();
         assert!(has(&svg, "2") && !svg.contains("much too long"));
     }

@@ -133,48 +133,40 @@ mod tests {
     fn ticks_are_round_and_within() {
         assert_eq!(ticks(0.0, 900.0, 5.0), [0.0, 200.0, 400.0, 600.0, 800.0]);
         assert_eq!(ticks(0.0, 1.0, 4.0).len(), 3);
-        assert_eq!(round_up(1_612.0), 2_000.0);
-        assert_eq!(round_up(100.0), 100.0);
-        assert_eq!(round_up(0.0), 1.0);
-        assert_eq!(round_up(f64::NAN), 1.0);
-    }
-
-    #[test]
-    fn an_axis_of_powers_names_ones_twos_and_fives() {
         assert_eq!(log_ticks(3.0, 60.0), [5.0, 10.0, 20.0, 50.0]);
         assert_eq!(log_ticks(1.0, 1e5).len(), 6);
-    }
-
-    #[test]
-    fn labels_have_three_digits_and_thousands_apart() {
-        for (value, text) in [
-            (0.0, "0"),
-            (-0.0, "0"),
-            (0.0123, "0.012"),
-            (0.5, "0.5"),
-            (12.34, "12.3"),
-            (123.4, "123"),
-            (1_234_567.0, "1,234,567"),
-            (-2_000.0, "-2,000"),
-            (f64::NAN, "-"),
+        for (most, end) in [
+            (1_612.0, 2_000.0),
+            (100.0, 100.0),
+            (0.0, 1.0),
+            (f64::NAN, 1.0),
         ] {
-            assert_eq!(label(value), text);
+            assert_eq!(round_up(most), end);
         }
     }
 
     #[test]
-    fn near_a_bar_there_is_a_digit_more() {
-        assert_eq!(label(0.8763), "0.88");
-        assert_eq!(fine(0.8763), "0.876");
-        assert_eq!(fine(39.176), "39.18");
-        assert_eq!(fine(0.97), "0.97");
+    fn labels_have_three_digits_and_near_a_bar_four() {
+        for (value, text, exact) in [
+            (0.0, "0", "0"),
+            (-0.0, "0", "0"),
+            (0.0123, "0.012", "0.0123"),
+            (0.8763, "0.88", "0.876"),
+            (0.97, "0.97", "0.97"),
+            (39.176, "39.2", "39.18"),
+            (123.4, "123", "123.4"),
+            (1_234_567.0, "1,234,567", "1,234,567"),
+            (-2_000.0, "-2,000", "-2,000"),
+            (f64::NAN, "-", "-"),
+        ] {
+            assert_eq!((label(value), fine(value)), (text.into(), exact.into()));
+        }
     }
 
     #[test]
-    fn what_lies_beyond_an_axis_is_at_its_end() {
+    fn values_beyond_an_axis_are_at_its_end() {
         let scale = Scale::new(0.0, 10.0, 100.0, 0.0);
-        assert_eq!(scale.place(5.0), 50.0);
-        assert_eq!(scale.place(20.0), 0.0);
+        assert_eq!((scale.place(5.0), scale.place(20.0)), (50.0, 0.0));
         assert_eq!(Scale::new(3.0, 3.0, 0.0, 1.0).place(3.0), 0.0);
     }
 }

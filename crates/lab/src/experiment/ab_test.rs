@@ -455,25 +455,36 @@ impl Work {
     /// What is asked, in words.
     #[must_use]
     pub fn words(&self) -> String {
-        let kind = match self.reads {
-            100 => "reads".to_owned(),
-            0 => "writes".to_owned(),
-            reads => format!("{reads} % reads"),
-        };
-        let place = if self.random { "random" } else { "sequential" };
-        let mut words = format!("{} {place} {kind}", bytes(self.size.into()));
-        match self.queues {
-            1 => words += &format!(", {} outstanding", self.outstanding),
-            queues => words += &format!(", {queues} queues of {} outstanding", self.outstanding),
+        let random = if self.random { 100 } else { 0 };
+        let mut words = format!("{} outstanding", self.outstanding);
+        if self.queues > 1 {
+            words = format!("{} queues of {words}", self.queues);
         }
         if self.vms > 1 {
             words += &format!(" for each of {} VMs", self.vms);
         }
-        if self.flush_every > 0 {
-            words += &format!(", a flush after every {} writes", self.flush_every);
-        }
-        words
+        let flushes = u64::from(self.flush_every);
+        let each = request(self.size.into(), self.reads.into(), random, flushes);
+        format!("{words}, {each}")
     }
+}
+
+/// Requests in words: their size, kind and places, and after how many writes there is a flush.
+pub(in crate::experiment) fn request(size: u64, reads: u32, random: u32, flush: u64) -> String {
+    let part = |part: u32, all: &str, none: &str| match part {
+        100 => all.to_owned(),
+        0 => none.to_owned(),
+        part => format!("{part} % {all}"),
+    };
+    let flushes = match flush {
+        0 => String::new(),
+        every => format!(", a flush after every {every} writes"),
+    };
+    let (kind, place) = (
+        part(reads, "reads", "writes"),
+        part(random, "random", "sequential"),
+    );
+    format!("{} {kind}, {place}{flushes}", bytes(size))
 }
 
 /// Bytes as people write them.

@@ -11,7 +11,7 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 
 use super::On;
-use super::directory::{Directory, Suite};
+use super::directory::{self, Directory};
 use super::findings::{Check, Findings, Verdict};
 use crate::statistics::Spread;
 
@@ -87,7 +87,7 @@ pub struct ComparedFigure {
     pub latency_after_ms: Option<Spread>,
 }
 
-/// Compares what two directories hold; either may be a suite's.
+/// Compares the results in two directories; either may be a suite's.
 ///
 /// # Errors
 /// One holds no results, or they have nothing in common.
@@ -121,13 +121,10 @@ pub fn compare(before: &Path, after: &Path) -> Result<Comparison> {
 
 /// The findings of a directory, or of each in a suite.
 fn findings(path: &Path) -> Result<Vec<Findings>> {
-    let Some(suite) = Suite::open(path)? else {
-        return Ok(vec![Findings::read(path)?]);
-    };
+    let (suite, places) = directory::experiments(path)?;
     let mut all = Vec::new();
-    for name in &suite.experiments {
-        let place = path.join(name);
-        if Directory::open(&place)?.is_some() {
+    for (_, place) in places {
+        if suite.is_none() || Directory::open(&place)?.is_some() {
             all.push(Findings::read(&place)?);
         }
     }
@@ -263,6 +260,7 @@ pub fn change(before: Option<Spread>, after: Option<Spread>) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experiment::directory::Suite;
     use crate::experiment::fixtures::ab_results;
     use crate::experiment::store::FORMAT;
 

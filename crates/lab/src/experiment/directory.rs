@@ -322,6 +322,19 @@ impl Suite {
     }
 }
 
+/// The name of a suite, if it is one, and its experiments' directories; else the directory itself.
+///
+/// # Errors
+/// The suite's list cannot be read.
+pub(super) fn experiments(path: &Path) -> Result<(Option<String>, Vec<(String, PathBuf)>)> {
+    let Some(suite) = Suite::open(path)? else {
+        return Ok((None, vec![(String::new(), path.to_owned())]));
+    };
+    let places = suite.experiments.into_iter();
+    let places = places.map(|name| (name.clone(), path.join(name)));
+    Ok((Some(suite.suite), places.collect()))
+}
+
 /// What a run did in every second: a line each.
 fn csv(stored: &StoredRun) -> String {
     let bins = usize::try_from(1_000 / stored.bin_ms.max(1))
@@ -425,23 +438,6 @@ mod tests {
     use super::*;
     use crate::experiment::fixtures::{entry, scenario, simulated};
     use tidegate_sim::{Policy, Variant};
-
-    #[test]
-    fn a_directory_takes_more_of_the_same_and_nothing_else() {
-        let scratch = tempfile::tempdir().expect("a scratch directory");
-        let begin = |name: &str, percent, on: &[On], repeat| {
-            Directory::begin(scratch.path(), &entry(name, percent), 1, on, repeat)
-        };
-        begin("sioc-1", 10, &[On::Sim], 1).expect("it is empty");
-        let more = begin("sioc-1", 10, &[On::Engine], 3).expect("it is the same");
-        assert_eq!(more.plan.on, [On::Engine, On::Sim].into());
-        assert_eq!(more.plan.repeat, 3);
-        for (name, percent) in [("sioc-3", 10), ("sioc-1", 20)] {
-            let error = begin(name, percent, &[On::Sim], 1).expect_err("something else");
-            let error = format!("{error:#}");
-            assert!(error.contains("name another directory"), "{error}");
-        }
-    }
 
     /// Stores a simulated run of an experiment.
     fn store(directory: &Directory) -> StoredRun {

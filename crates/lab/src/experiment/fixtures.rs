@@ -8,7 +8,7 @@ use super::ab_test::store::{Block, Trial};
 use super::findings::ab_test::AbResults;
 use super::store::{Head, Piece, StoredRun};
 use super::summary::way_piece;
-use super::{AbTest, Directory, Entry, Experiment, On};
+use super::{AbTest, Directory, Entry, Experiment, On, Order};
 
 /// An experiment of the program, at so many percent of its length.
 pub(crate) fn entry(name: &str, percent: u64) -> Entry {
@@ -29,6 +29,23 @@ pub(crate) fn ab_test(name: &str, percent: u64) -> AbTest {
     match entry(name, percent) {
         Entry::Scenario(_) => panic!("{name} is a scenario"),
         Entry::AbTest(ab_test) => *ab_test,
+    }
+}
+
+/// An order of some repeats.
+pub(super) fn order<'a>(
+    experiment: &'a Entry,
+    on: &'a [On],
+    repeat: u32,
+    program: &'a str,
+) -> Order<'a> {
+    Order {
+        experiment,
+        on,
+        repeat,
+        seed: 1,
+        program: Path::new(program),
+        max_noise: None,
     }
 }
 

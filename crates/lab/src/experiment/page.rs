@@ -14,14 +14,13 @@ mod document;
 mod html;
 mod markdown;
 mod method;
-mod style;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 
-use super::directory::{Suite, write as write_file};
+use super::directory::{self, write as write_file};
 use super::findings::ab_test::AbResults;
 use super::findings::{Check, Findings, Loaded, Verdict};
 use super::{Directory, On};
@@ -35,7 +34,7 @@ pub struct Written {
     pub html: PathBuf,
     /// The tables as Markdown.
     pub markdown: PathBuf,
-    /// What they tell, an entry for each experiment.
+    /// The findings of each experiment.
     pub findings: Vec<Findings>,
     /// Experiments of a suite of which nothing was run yet.
     pub unbegun: Vec<String>,
@@ -92,28 +91,23 @@ impl Chapter {
     }
 }
 
-/// Judges what a results directory, or a suite's, holds, and writes the report anew.
+/// Judges the results in a directory, or a suite's, and writes the report again.
 ///
 /// # Errors
 /// It holds no results, or the report cannot be written.
 pub fn write(path: &Path) -> Result<Written> {
-    let (title, places) = match Suite::open(path)? {
-        Some(suite) => {
-            let names = suite.experiments.iter();
-            let places: Vec<(String, PathBuf)> = names
-                .map(|name| (format!("{name}/"), path.join(name)))
-                .collect();
-            (Some(suite.suite), places)
-        }
-        None => (None, vec![(String::new(), path.to_owned())]),
-    };
+    let (title, places) = directory::experiments(path)?;
     let (mut chapters, mut unbegun) = (Vec::new(), Vec::new());
-    for (base, place) in places {
+    for (name, place) in places {
         // One that a suite had not begun when it was interrupted.
         if title.is_some() && Directory::open(&place)?.is_none() {
-            unbegun.push(base.trim_end_matches('/').to_owned());
+            unbegun.push(name);
             continue;
         }
+        let base = match title {
+            Some(_) => format!("{name}/"),
+            None => String::new(),
+        };
         let chapter = Chapter::of(&place, base)?;
         chapter.findings.save(&place)?;
         chapters.push(chapter);
@@ -205,6 +199,7 @@ pub fn tally(findings: &Findings) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experiment::directory::Suite;
     use crate::experiment::fixtures::{ab_results, scenario, stored};
     use crate::experiment::store::{FORMAT, Late};
 

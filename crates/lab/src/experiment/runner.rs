@@ -298,7 +298,7 @@ fn simulate(
 mod tests {
     use super::*;
     use crate::experiment::Findings;
-    use crate::experiment::fixtures::{entry, scenario};
+    use crate::experiment::fixtures::{entry, order, scenario};
     use tidegate_sim::Policy;
 
     /// Counts, and stops after so many runs.
@@ -315,17 +315,6 @@ mod tests {
         }
         fn interrupted(&self) -> bool {
             self.ended >= self.most
-        }
-    }
-
-    fn order<'a>(experiment: &'a Entry, on: &'a [On], repeat: u32, program: &'a str) -> Order<'a> {
-        Order {
-            experiment,
-            on,
-            repeat,
-            seed: 1,
-            program: Path::new(program),
-            max_noise: None,
         }
     }
 

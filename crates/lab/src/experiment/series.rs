@@ -226,7 +226,7 @@ impl Grid {
         })
     }
 
-    /// The latency that hosts hold the datastore to, on average, in milliseconds; where they know one.
+    /// The hosts' congestion threshold, on average, in milliseconds; where they know one.
     pub(super) fn threshold(self, run: &Run) -> Vec<(f64, f64)> {
         self.points(|bins| {
             let each = run

@@ -11,7 +11,7 @@ use tidegate_sim::{Policy, Variant};
 
 pub(super) mod ab_test;
 
-use super::ab_test::bytes;
+use super::ab_test::{bytes, request};
 use super::store::Piece;
 use super::{Entry, Experiment, On, PUBLISHED};
 use crate::draw::label;
@@ -215,10 +215,9 @@ fn workload(workload: &Workload) -> String {
             io,
             think,
         } => {
-            let pause = if *think == Span::ZERO {
-                String::new()
-            } else {
-                format!(", thinks {} after each", length(*think))
+            let pause = match *think {
+                Span::ZERO => String::new(),
+                think => format!(", thinks {} after each", length(think)),
             };
             format!("{outstanding} outstanding, {}{pause}", ios(io))
         }
@@ -235,21 +234,7 @@ fn workload(workload: &Workload) -> String {
 }
 
 fn ios(io: &Io) -> String {
-    let part = |part: u32, all: &str, none: &str, name: &str| match part {
-        100 => all.to_owned(),
-        0 => none.to_owned(),
-        part => format!("{part} % {name}"),
-    };
-    let flushes = match io.flush_every {
-        0 => String::new(),
-        every => format!(", a flush after every {every} writes"),
-    };
-    format!(
-        "{} {}, {}{flushes}",
-        bytes(io.size),
-        part(io.reads, "reads", "writes", "reads"),
-        part(io.random, "random", "sequential", "random")
-    )
+    request(io.size, io.reads, io.random, io.flush_every.into())
 }
 
 fn array(spec: &ArraySpec, kind: Kind) -> String {
@@ -347,20 +332,50 @@ pub(super) fn seconds(span: Span) -> f64 {
 /// A way of running a scenario in words.
 #[must_use]
 pub fn way_words(scenario: &Scenario, way: &Variant) -> String {
-    let mut words = match way.policy {
+    let policy = match way.policy {
         Policy::Ours => "with I/O control",
         Policy::Parda => "under PARDA",
         Policy::None => "without I/O control",
-    }
-    .to_owned();
-    if let Some(other) = way.threshold {
-        words += &format!(", threshold {}", threshold(other));
-    }
-    if let Some(disks) = &way.alone {
-        let names = disks.iter().map(|&disk| scenario.disks[disk].name.as_str());
-        words += &format!(", {} alone", names.collect::<Vec<_>>().join(" and "));
-    }
-    words
+    };
+    let other = way
+        .threshold
+        .map(|other| format!(", threshold {}", threshold(other)));
+    let alone = alone(scenario, way, " and ").map(|names| format!(", {names} alone"));
+    format!(
+        "{policy}{}{}",
+        other.unwrap_or_default(),
+        alone.unwrap_or_default()
+    )
+}
+
+/// The same as part of a file's name.
+#[must_use]
+pub fn way_slug(scenario: &Scenario, way: &Variant) -> String {
+    let policy = match way.policy {
+        Policy::Ours => "managed",
+        Policy::Parda => "parda",
+        Policy::None => "unmanaged",
+    };
+    let other = way
+        .threshold
+        .map(|other| format!("-threshold-{}", threshold(other)));
+    let alone = alone(scenario, way, "-").map(|names| format!("-{names}-alone"));
+    let slug = format!(
+        "{policy}{}{}",
+        other.unwrap_or_default(),
+        alone.unwrap_or_default()
+    );
+    slug.replace(
+        |letter: char| !letter.is_ascii_alphanumeric() && !"-.".contains(letter),
+        "_",
+    )
+}
+
+/// The names of the only disks of a way, if some are left out.
+fn alone(scenario: &Scenario, way: &Variant, between: &str) -> Option<String> {
+    let names = way.alone.as_ref()?.iter();
+    let names = names.map(|&disk| scenario.disks[disk].name.as_str());
+    Some(names.collect::<Vec<_>>().join(between))
 }
 
 /// A run of a scenario.
@@ -371,31 +386,6 @@ pub(super) fn way_piece(scenario: &Scenario, way: &Variant, on: On, repeat: u32)
         slug: way_slug(scenario, way),
         words: way_words(scenario, way),
     }
-}
-
-/// The same as part of a file's name.
-#[must_use]
-pub fn way_slug(scenario: &Scenario, way: &Variant) -> String {
-    let mut words = match way.policy {
-        Policy::Ours => "managed",
-        Policy::Parda => "parda",
-        Policy::None => "unmanaged",
-    }
-    .to_owned();
-    if let Some(other) = way.threshold {
-        words += &format!("-threshold-{}", threshold(other));
-    }
-    if let Some(disks) = &way.alone {
-        for &disk in disks {
-            words += &format!("-{}", scenario.disks[disk].name);
-        }
-        words += "-alone";
-    }
-    let plain = words.chars().map(|letter| match letter {
-        'a'..='z' | 'A'..='Z' | '0'..='9' | '-' | '.' => letter,
-        _ => '_',
-    });
-    plain.collect()
 }
 
 /// A check in words.
@@ -561,6 +551,10 @@ mod tests {
         assert!(disk.workload.starts_with(shop), "{}", disk.workload);
         assert_eq!(set_up.phases[1].idle, ["vm4"]);
         assert_eq!((summary.run_s, summary.engine_s), (900.0, 1_800.0));
+        let ssd = scenario("sioc-ssd", 100).summary();
+        let disks = self::set_up(&ssd).disks.iter();
+        let settings: Vec<&str> = disks.map(|disk| disk.settings.as_str()).collect();
+        assert!(settings.contains(&"limit 500 IOPS") && settings.contains(&"reservation 600 IOPS"));
         assert_eq!(summary.ways, ["with I/O control", "without I/O control"]);
         for (place, what, bar) in [
             (
@@ -594,19 +588,6 @@ mod tests {
             let slugs = ways.iter().map(|way| way_slug(scenario, way));
             let slugs: std::collections::BTreeSet<String> = slugs.collect();
             assert_eq!(slugs.len(), ways.len(), "{}", summary.name);
-        }
-    }
-
-    #[test]
-    fn limits_and_reservations_are_said() {
-        let summary = scenario("sioc-ssd", 100).summary();
-        for (name, settings) in [
-            ("host1.limited", "limit 500 IOPS"),
-            ("host1.reserved", "reservation 600 IOPS"),
-        ] {
-            let mut disks = set_up(&summary).disks.iter();
-            let disk = disks.find(|disk| disk.name == name);
-            assert_eq!(disk.expect("it is there").settings, settings);
         }
     }
 }

@@ -154,7 +154,7 @@ impl Servers {
         Ok(trial)
     }
 
-    /// A trial of each of these at once: their servers run side by side, and are asked in turn.
+    /// A trial of each of these at once: their servers run side by side, and are measured in slices.
     ///
     /// # Errors
     /// A server or a guest fails, or [`Servers::stop`] was set.

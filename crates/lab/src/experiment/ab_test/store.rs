@@ -48,7 +48,7 @@ pub struct Trial {
     pub unfairness: f64,
     /// The server's memory at the end.
     pub resident_bytes: u64,
-    /// Whether a processor was emulated, so that the figures tell of that.
+    /// Whether a processor was emulated: the figures are of the emulation then.
     pub emulated: bool,
     /// Whether idle processors were kept awake meanwhile.
     #[serde(default)]
@@ -167,8 +167,6 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment::On;
-    use crate::experiment::store::Piece;
 
     #[test]
     fn figures_have_the_units_that_they_are_published_in() {
@@ -185,31 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_comes_back_from_its_file_and_its_table_has_a_line_for_each_trial() {
-        let trial = |name: &str| Trial {
-            contestant: name.into(),
-            ..Trial::default()
-        };
-        let piece = Piece {
-            on: On::Engine,
-            repeat: 2,
-            slug: "work-reads".into(),
-            words: String::new(),
-        };
-        let block = Block {
-            head: Head::new("x", &piece),
-            sweep: "work".into(),
-            point: "reads, 8 x 16".into(),
-            trials: vec![trial("a"), trial("b")],
-            absent: Vec::new(),
-            failed: Vec::new(),
-        };
-        let table = block.csv();
-        assert_eq!(table.lines().count(), 3);
-        let line = "\"work\",\"reads, 8 x 16\",2,\"a\",";
-        assert!(table.contains(line), "{table}");
-        let back = serde_json::to_string(&block).expect("plain data");
-        let back: Block = serde_json::from_str(&back).expect("what was written can be read");
-        assert_eq!(back, block);
+    fn a_cell_may_have_commas_and_quotes() {
+        assert_eq!(quoted("reads, 8 \" 16"), "\"reads, 8 \"\" 16\"");
     }
 }

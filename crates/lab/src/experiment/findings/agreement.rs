@@ -6,13 +6,12 @@
 //! - A disk that was served in one place and not in the other is the worst.
 
 use serde::Serialize;
-use tidegate_sim::{Run, Scenario};
 
-use super::{Check, Loaded, asks};
-use crate::experiment::series::{Band, Slice, mean_ms};
+use super::{Check, Figure, Loaded, asks, figure};
+use crate::experiment::On;
+use crate::experiment::series::Band;
 use crate::experiment::summary::CheckSummary;
-use crate::experiment::{On, way_words};
-use crate::statistics::spread;
+use crate::statistics::Spread;
 
 /// How far parts of the throughput may be from each other, in percent of the simulator's.
 const SHARES_WITHIN: f64 = 3.0;
@@ -67,10 +66,8 @@ pub(super) fn of(loaded: &Loaded) -> Option<Agreement> {
                     disks: vec![disk],
                 };
                 if asks(&band, way, &phase.active) {
-                    let here = standing(scenario, runs.values(), place, disk);
-                    let there = standing(scenario, others.values(), place, disk);
-                    let way = way_words(scenario, way);
-                    rows.extend(row([&way, &phase.name, &named.name], here, there));
+                    let figure = |runs| figure(scenario, way, runs, place, &band);
+                    rows.extend(Row::of(figure(runs), figure(others)));
                 }
             }
         }
@@ -78,40 +75,25 @@ pub(super) fn of(loaded: &Loaded) -> Option<Agreement> {
     (!rows.is_empty()).then_some(Agreement { rows })
 }
 
-/// A disk's figures in a phase in one place: its part and its mean latency, the medians.
-type Standing = (f64, Option<f64>);
-
-fn standing<'a>(
-    scenario: &Scenario,
-    runs: impl Iterator<Item = &'a Run>,
-    phase: usize,
-    disk: usize,
-) -> Option<Standing> {
-    let slice = Slice::settled(scenario, phase);
-    let (mut shares, mut latencies) = (Vec::new(), Vec::new());
-    for run in runs {
-        shares.push(slice.share(run, &[disk]));
-        latencies.extend(mean_ms(&slice.latencies(run, &[disk])));
+impl Row {
+    /// None if it was not run in both places, or not served in either.
+    fn of(engine: Figure, sim: Figure) -> Option<Row> {
+        let median = |figure: Option<Spread>| figure.map(|figure| figure.median);
+        let (share_engine, share_sim) = (median(engine.share)?, median(sim.share)?);
+        let latency_engine_ms = median(engine.latency_ms);
+        let latency_sim_ms = median(sim.latency_ms);
+        (latency_engine_ms.is_some() || latency_sim_ms.is_some()).then(|| Row {
+            way: engine.way,
+            phase: engine.phase,
+            disk: engine.disk,
+            share_engine,
+            share_sim,
+            share_off: off(share_engine, share_sim),
+            latency_engine_ms,
+            latency_sim_ms,
+            latency_off: latency_engine_ms.and_then(|ms| off(ms, latency_sim_ms?)),
+        })
     }
-    let latency = spread(&latencies).map(|latencies| latencies.median);
-    Some((spread(&shares)?.median, latency))
-}
-
-/// None if it was not run in both places, or not served in either.
-fn row(names: [&str; 3], here: Option<Standing>, there: Option<Standing>) -> Option<Row> {
-    let ((share_engine, latency_engine_ms), (share_sim, latency_sim_ms)) = (here?, there?);
-    let [way, phase, disk] = names.map(str::to_owned);
-    (latency_engine_ms.is_some() || latency_sim_ms.is_some()).then(|| Row {
-        way,
-        phase,
-        disk,
-        share_engine,
-        share_sim,
-        share_off: off(share_engine, share_sim),
-        latency_engine_ms,
-        latency_sim_ms,
-        latency_off: latency_engine_ms.and_then(|ms| off(ms, latency_sim_ms?)),
-    })
 }
 
 /// How far a figure is from another, in percent of that.
@@ -123,34 +105,23 @@ fn off(ours: f64, theirs: f64) -> Option<f64> {
 impl Agreement {
     /// By way, whether shares and latencies agree.
     pub(super) fn checks(&self) -> Vec<Check> {
-        let mut ways: Vec<&str> = self.rows.iter().map(|row| row.way.as_str()).collect();
-        ways.dedup();
         let mut checks = Vec::new();
-        for way in ways {
-            let rows: Vec<&Row> = self.rows.iter().filter(|row| row.way == way).collect();
-            checks.extend(worst(
-                &rows,
-                &format!("parts of the throughput, real daemons against the simulator, {way}"),
-                SHARES_WITHIN,
-                |row| row.share_off,
-            ));
-            checks.extend(worst(
-                &rows,
-                &format!("mean latency, real daemons against the simulator, {way}"),
-                LATENCY_WITHIN,
-                |row| row.latency_off,
-            ));
+        for rows in self.rows.chunk_by(|one, other| one.way == other.way) {
+            let against = format!("real daemons against the simulator, {}", rows[0].way);
+            let what = format!("parts of the throughput, {against}");
+            checks.extend(worst(rows, what, SHARES_WITHIN, |row| row.share_off));
+            let what = format!("mean latency, {against}");
+            checks.extend(worst(rows, what, LATENCY_WITHIN, |row| row.latency_off));
         }
         checks
     }
 }
 
 /// The check of the disk that is furthest off; one that was not served in one of the places is.
-fn worst(rows: &[&Row], what: &str, within: f64, off: fn(&Row) -> Option<f64>) -> Option<Check> {
+fn worst(rows: &[Row], what: String, within: f64, off: fn(&Row) -> Option<f64>) -> Option<Check> {
     let rank = |row: &Row| off(row).unwrap_or(f64::INFINITY);
-    let worst = rows
-        .iter()
-        .max_by(|one, two| rank(one).total_cmp(&rank(two)))?;
+    let rows = rows.iter();
+    let worst = rows.max_by(|one, two| rank(one).total_cmp(&rank(two)))?;
     let value = off(worst);
     let of = format!("{} in \u{201c}{}\u{201d}", worst.disk, worst.phase);
     let silent = |latency: Option<f64>, place: On| {
@@ -161,7 +132,7 @@ fn worst(rows: &[&Row], what: &str, within: f64, off: fn(&Row) -> Option<f64>) -
         .or_else(|| silent(worst.latency_sim_ms, On::Sim))
         .unwrap_or_else(|| format!("furthest: {of}"));
     let summary = CheckSummary {
-        what: what.to_owned(),
+        what,
         published: "both places must agree".to_owned(),
         bar: format!("at most {within} %"),
     };
@@ -176,6 +147,7 @@ fn worst(rows: &[&Row], what: &str, within: f64, off: fn(&Row) -> Option<f64>) -
 mod tests {
     use super::*;
     use crate::experiment::Verdict;
+    use crate::statistics::spread;
 
     fn row(disk: &str, share_off: f64, latency_off: f64) -> Row {
         Row {
@@ -191,6 +163,12 @@ mod tests {
         }
     }
 
+    fn checks(rows: Vec<Row>) -> Vec<(Verdict, String)> {
+        let checks = Agreement { rows }.checks().into_iter();
+        let checks = checks.map(|check| (check.verdict, check.note.unwrap_or_default()));
+        checks.collect()
+    }
+
     #[test]
     fn a_disk_that_is_not_served_in_one_of_the_places_fails() {
         let silent = Row {
@@ -199,43 +177,45 @@ mod tests {
             latency_off: None,
             ..row("vm3", 0.0, 0.0)
         };
-        let agreement = Agreement {
-            rows: vec![row("vm1", 1.0, 3.0), silent, row("vm2", 2.9, 3.0)],
+        let [parts, latency] = &checks(vec![row("vm1", 1.0, 3.0), silent])[..] else {
+            panic!("there are two checks");
         };
-        let checks = agreement.checks();
-        assert_eq!(checks.len(), 2);
-        for check in &checks {
-            assert_eq!(check.verdict, Verdict::Fail, "{check:?}");
-        }
-        let note = checks[1].note.as_deref().unwrap_or_default();
-        assert!(
-            note.contains("no I/O of vm3") && note.contains("real daemons"),
-            "{note}"
-        );
+        assert_eq!((parts.0, latency.0), (Verdict::Fail, Verdict::Fail));
+        let says = "no I/O of vm3 in \u{201c}all\u{201d} was answered, real daemons";
+        assert_eq!(latency.1, says);
     }
 
     #[test]
     fn a_disk_that_real_daemons_starve_has_a_row() {
-        let (none, some) = (Some((0.0, None)), Some((20.0, Some(3.0))));
+        let figure = |share: f64, ms: Option<f64>| Figure {
+            way: "way".into(),
+            phase: "all".into(),
+            disk: "vm1".into(),
+            iops: None,
+            share: spread(&[share]),
+            latency_ms: spread(ms.as_slice()),
+            latency_p99_ms: None,
+            orders: None,
+            order_ms: None,
+        };
+        let (none, some) = (figure(0.0, None), figure(20.0, Some(3.0)));
         for (here, there, offs) in [
-            (none, some, Some((Some(100.0), None))),
-            (some, none, Some((None, None))),
-            (none, none, None),
+            (&none, &some, Some((Some(100.0), None))),
+            (&some, &none, Some((None, None))),
+            (&none, &none, None),
         ] {
-            let row = super::row(["way", "all", "vm1"], here, there);
+            let row = Row::of(here.clone(), there.clone());
             assert_eq!(row.map(|row| (row.share_off, row.latency_off)), offs);
         }
     }
 
     #[test]
     fn the_disk_that_is_furthest_off_decides() {
-        let agreement = Agreement {
-            rows: vec![row("vm1", 1.0, 16.0), row("vm2", 2.9, 3.0)],
+        let [parts, latency] = &checks(vec![row("vm1", 1.0, 16.0), row("vm2", 2.9, 3.0)])[..]
+        else {
+            panic!("there are two checks");
         };
-        let checks = agreement.checks();
-        let verdicts: Vec<_> = checks.iter().map(|check| check.verdict).collect();
-        assert_eq!(verdicts, [Verdict::Pass, Verdict::Fail]);
-        let note = checks[1].note.as_deref().unwrap_or_default();
-        assert!(note.contains("vm1"), "{note}");
+        assert_eq!((parts.0, latency.0), (Verdict::Pass, Verdict::Fail));
+        assert!(latency.1.contains("vm1"), "{}", latency.1);
     }
 }

@@ -7,7 +7,7 @@ use tidegate_sim::scenario::{Phase, Scenario, Threshold, Workload};
 use tidegate_sim::{Policy, Run, Variant};
 
 use super::Picture;
-use crate::draw::{Across, Bars, Fill, Group, Level, Line, Lines, STYLES, Stretch, Up, round_up};
+use crate::draw::{Across, Bars, Fill, Group, Line, Lines, STYLES, Up, round_up};
 use crate::experiment::findings::agreement::Row;
 use crate::experiment::findings::{Findings, Loaded, asks};
 use crate::experiment::series::{Band, Grid, Slice, bands, by_nines, highest, mean_ms};
@@ -132,11 +132,8 @@ impl<'a> Drawn<'a> {
     /// A panel over time, with the phases.
     fn over_time(&self, name: &str, unit: &str, most: f64, lines: Vec<Line>) -> Lines {
         let at = |time: Time| seconds(time.since(Time::ZERO)) / self.scale;
-        let phases = self.phases().map(|phase| Stretch {
-            name: phase.name.clone(),
-            from: at(phase.begins),
-            to: at(phase.ends),
-        });
+        let phases = self.phases();
+        let phases = phases.map(|phase| (phase.name.clone(), at(phase.begins), at(phase.ends)));
         Lines {
             name: capital(name),
             unit: unit.to_owned(),
@@ -144,7 +141,7 @@ impl<'a> Drawn<'a> {
             up: Up::To(round_up(most)),
             lines,
             phases: phases.collect(),
-            levels: Vec::new(),
+            level: None,
         }
     }
 
@@ -272,21 +269,22 @@ impl<'a> Drawn<'a> {
             lines.extend(runs.map(|runs| self.line(name, self.grid.latency(runs[0]))));
         }
         let ours = self.runs(Policy::Ours).map(|runs| runs[0]);
-        let mut levels = Vec::new();
-        match self.scenario.datastore.threshold {
-            Threshold::Fixed(span) => levels.push(Level {
-                name: format!("threshold {}", length(span)),
-                at: seconds(span) * 1e3,
-            }),
+        let level = match self.scenario.datastore.threshold {
+            Threshold::Fixed(span) => {
+                Some((format!("threshold {}", length(span)), seconds(span) * 1e3))
+            }
             Threshold::Auto => {
                 lines.extend(ours.map(|run| self.line("threshold", self.grid.threshold(run))));
+                None
             }
-            Threshold::Off => {}
-        }
-        let level = levels.iter().map(|level| level.at).fold(0.0, f64::max);
-        let most = highest(lines.iter().map(|line| &line.points)).max(level * 1.1);
+            Threshold::Off => None,
+        };
+        let most = highest(lines.iter().map(|line| &line.points));
+        let most = level
+            .as_ref()
+            .map_or(most, |(_, value)| most.max(value * 1.1));
         let latency = Lines {
-            levels,
+            level,
             ..self.over_time("The datastore's latency", "milliseconds", most, lines)
         };
         let mut panels = vec![latency.svg()];
@@ -353,7 +351,7 @@ impl<'a> Drawn<'a> {
                 up: Up::Powers(least, most.max(least * 1.5)),
                 lines,
                 phases: Vec::new(),
-                levels: Vec::new(),
+                level: None,
             };
             panel.svg()
         });

@@ -229,7 +229,7 @@ fn figures(stage: &Stage) -> Block {
         cells.extend(figures.into_iter().take(many).map(Cell::figure));
         cells
     });
-    Block::Table(table(stage.on.heading(), columns, rows))
+    Block::Table(table(stage.on.title(), columns, rows))
 }
 
 /// Stands below the tables of an A/B test.

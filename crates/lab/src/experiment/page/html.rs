@@ -1,10 +1,11 @@
 //! Renders a report as one self-contained HTML page.
 
 use super::document::{Block, Cell, Document, Item, Section, Table};
-use super::style::STYLE;
 use crate::draw::{self, escape};
 use crate::experiment::Verdict;
 
+/// The page's own style.
+const STYLE: &str = include_str!("style.css");
 /// A table of more rows is folded away.
 const LONG: usize = 24;
 

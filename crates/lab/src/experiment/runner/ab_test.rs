@@ -11,12 +11,13 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use super::{Order, Piece, Runs};
+use crate::attend;
 use crate::experiment::On;
 use crate::experiment::ab_test::servers::{Servers, Window};
 use crate::experiment::ab_test::store::{Absent, Block, Trial};
@@ -25,8 +26,6 @@ use crate::experiment::directory::Directory;
 use crate::experiment::store::{Busy, Making};
 use crate::interleaved::{TRIES, rotation};
 
-/// How often the progress of a trial is shown.
-const LOOK: Duration = Duration::from_millis(100);
 /// One in so many of all trials may be repeated.
 const AGAIN: usize = 5;
 /// And so many in any case.
@@ -178,27 +177,18 @@ fn attended(
     heed: &mut dyn FnMut() -> Result<()>,
 ) -> Result<Vec<Trial>> {
     std::thread::scope(|scope| {
-        let (tell, heard) = channel();
+        let (sender, receiver) = channel();
         let body = move || {
             // Nobody listens any more once it was interrupted.
-            let _heard = tell.send(trial());
+            let _received = sender.send(trial());
         };
         let thread = std::thread::Builder::new().name("trial".into());
-        thread
-            .spawn_scoped(scope, body)
-            .context("cannot start a thread")?;
-        loop {
-            match heard.recv_timeout(LOOK) {
-                Ok(trial) => return trial,
-                Err(RecvTimeoutError::Timeout) => {
-                    if let Err(error) = heed() {
-                        servers.stop.store(true, Ordering::Relaxed);
-                        return Err(error);
-                    }
-                }
-                Err(RecvTimeoutError::Disconnected) => bail!("a trial panicked"),
-            }
-        }
+        let started = thread.spawn_scoped(scope, body);
+        started.context("cannot start a thread")?;
+        attend::wait(&receiver, heed).unwrap_or_else(|error| {
+            servers.stop.store(true, Ordering::Relaxed);
+            Err(error)
+        })
     })
 }
 
@@ -282,30 +272,17 @@ impl Runs for Blocks<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment::fixtures::{ab_test, entry};
-    use crate::experiment::{Entry, Findings, PUBLISHED, page};
+    use crate::experiment::fixtures::{ab_test, entry, order};
+    use crate::experiment::{Entry, Findings, page};
     use std::collections::BTreeSet;
-    use std::path::Path;
-
-    fn order<'a>(experiment: &'a Entry, on: &'a [On], repeat: u32, program: &'a str) -> Order<'a> {
-        Order {
-            experiment,
-            on,
-            repeat,
-            seed: 1,
-            program: Path::new(program),
-            max_noise: None,
-        }
-    }
 
     #[test]
-    fn every_ab_test_is_published_and_its_points_have_files_of_their_own() {
+    fn the_points_of_every_ab_test_have_files_of_their_own() {
         for entry in Entry::all().expect("they are experiments") {
             let Entry::AbTest(ab_test) = entry else {
                 continue;
             };
             let name = &ab_test.name;
-            assert!(PUBLISHED.contains(&name.as_str()), "{name}");
             for percent in [1, 10, 100] {
                 let ab_test = ab_test.clone().scaled(percent);
                 let mut slugs = BTreeSet::new();
