@@ -322,11 +322,14 @@ impl Suite {
     }
 }
 
+/// The directories of experiments, by name.
+pub(super) type Places = Vec<(String, PathBuf)>;
+
 /// The name of a suite, if it is one, and its experiments' directories; else the directory itself.
 ///
 /// # Errors
 /// The suite's list cannot be read.
-pub(super) fn experiments(path: &Path) -> Result<(Option<String>, Vec<(String, PathBuf)>)> {
+pub(super) fn experiments(path: &Path) -> Result<(Option<String>, Places)> {
     let Some(suite) = Suite::open(path)? else {
         return Ok((None, vec![(String::new(), path.to_owned())]));
     };
