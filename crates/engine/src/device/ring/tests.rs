@@ -714,7 +714,7 @@ fn a_stopping_queue_answers_all_that_a_dead_daemon_left_behind_within_the_memory
 #[test]
 fn a_thread_woken_by_its_datastore_polls_without_kicks() {
     /// At first the thread polls for a quarter of it: long enough even if the guest is delayed.
-    const POLL: Span = Span::from_millis(200);
+    const POLL: Span = Span::from_millis(800);
     for event_idx in [false, true] {
         let guest = Guest::with_flushes();
         let avail = guest.area(AVAIL, 4 + 2 * usize::from(SIZE));
@@ -733,7 +733,7 @@ fn a_thread_woken_by_its_datastore_polls_without_kicks() {
         };
         // Slower than any polling: the thread sleeps until the disk answers.
         let (report, _held) = channel();
-        let daemon = Daemon::that_polls(POLL, BatchingImage::new(Span::from_millis(250), report));
+        let daemon = Daemon::that_polls(POLL, BatchingImage::new(Span::from_millis(1_000), report));
         let (reply, number) = channel();
         daemon.order(Command::AttachQueue(Box::new(AttachQueue { parts, reply })));
         received(&number);
@@ -765,7 +765,7 @@ fn a_thread_woken_by_its_datastore_polls_without_kicks() {
                 guest.used() > request
             });
             let answered = std::time::Instant::now();
-            while wants_kick(request + 1) && answered.elapsed() < Duration::from_millis(20) {
+            while wants_kick(request + 1) && answered.elapsed() < Duration::from_millis(100) {
                 std::thread::yield_now();
             }
             was_asked && !wants_kick(request + 1)
