@@ -511,10 +511,10 @@ impl Governor {
         self.notice_silence(now);
         let law = self.pace.due(now);
         if law {
-            self.look(now);
+            self.measure(now);
         }
         if self.alone {
-            self.by_itself(now);
+            self.work_alone(now);
         } else if !self.frozen {
             if law {
                 self.steer(now);

@@ -136,10 +136,11 @@ impl Stack {
             let layer = match place {
                 Place::New(key, filter) => Layer { key, filter },
                 Place::Keep(key) => {
-                    let kept = old
+                    let reused = old
                         .iter_mut()
                         .find(|l| l.as_ref().is_some_and(|l| l.key == key));
-                    kept.and_then(Option::take)
+                    reused
+                        .and_then(Option::take)
                         .expect("the old arrangement contains each reused filter once")
                 }
             };

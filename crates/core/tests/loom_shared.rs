@@ -179,8 +179,8 @@ fn the_thread_furthest_behind_in_a_group_never_yields() {
             .map(|(number, tag)| {
                 let mut member = Member::new(number, shared.clone());
                 thread::spawn(move || {
-                    member.sit_down(0);
-                    member.tell_group(0, Some(tag));
+                    member.take_seat(0);
+                    member.publish_group(0, Some(tag));
                     let before = member.before_me_in_group(0, tag, &[]);
                     assert!(tag != 0 || before.is_none());
                     if let Some((seat, other)) = before {
@@ -209,7 +209,7 @@ fn the_thread_furthest_behind_in_a_group_never_yields() {
         assert_eq!(seats[0], None);
         drop(members);
         let mut late = Member::new(0, shared);
-        late.sit_down(0);
+        late.take_seat(0);
         assert_eq!(late.before_me_in_group(0, FAR, &[]), None);
     });
 }

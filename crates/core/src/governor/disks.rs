@@ -123,9 +123,9 @@ impl Disks {
         let passed = self.last.map_or(Span::ZERO, |last| now.since(last));
         self.last = Some(now);
         let mut change = LoadChange::default();
-        let kept = left(passed, HALF_LIFE);
+        let decay = left(passed, HALF_LIFE);
         for disk in &mut self.all {
-            disk.demand *= kept;
+            disk.demand *= decay;
         }
         let (mut ios, mut latency, mut span) = (0, 0.0, 0);
         for one in usage {
@@ -197,7 +197,7 @@ impl Disks {
             disk.awake = true;
             changed = true;
         }
-        disk.told(usage, events);
+        disk.note_events(usage, events);
         changed
     }
 
@@ -295,10 +295,10 @@ impl Disk {
     }
 
     /// Updates the state behind events for administrators.
-    fn told(&mut self, usage: &Usage, events: &mut Vec<GovernorEvent>) {
-        let kept = left(usage.span, Span::from_secs(1));
+    fn note_events(&mut self, usage: &Usage, events: &mut Vec<GovernorEvent>) {
+        let decay = left(usage.span, Span::from_secs(1));
         for (sum, &count) in self.latencies.iter_mut().zip(&usage.latency_counts) {
-            *sum = *sum * kept + f64::from(count);
+            *sum = *sum * decay + f64::from(count);
         }
         self.second.span += usage.span.as_nanos();
         self.second.units += usage.units;

@@ -187,10 +187,10 @@ impl Watch {
     /// Updates the usual and the recent load.
     fn notice(&mut self, round: &Round<'_>) {
         let (sight, elapsed) = (round.sight, round.elapsed);
-        let kept = left(elapsed, RECENT_HALF_LIFE);
+        let decay = left(elapsed, RECENT_HALF_LIFE);
         let mix = |old: f64, new: f64| {
             if old > 0.0 {
-                kept * old + (1.0 - kept) * new
+                decay * old + (1.0 - decay) * new
             } else {
                 new
             }
@@ -208,8 +208,8 @@ impl Watch {
         if self.lately.in_flight >= self.usual.in_flight {
             self.usual = self.lately;
         } else {
-            let kept = left(elapsed, USUAL_HALF_LIFE);
-            let fade = |usual: f64, lately: f64| lately + kept * (usual - lately);
+            let decay = left(elapsed, USUAL_HALF_LIFE);
+            let fade = |usual: f64, lately: f64| lately + decay * (usual - lately);
             self.usual.in_flight = fade(self.usual.in_flight, self.lately.in_flight);
             self.usual.rate = fade(self.usual.rate, self.lately.rate);
         }
@@ -359,7 +359,7 @@ impl Watch {
 
 impl Governor {
     /// Runs the detector on one host; the others follow its slot.
-    pub(super) fn watch_strangers(&mut self, now: Time, knee: Option<f64>) -> Option<bool> {
+    pub(super) fn detect_external_load(&mut self, now: Time, knee: Option<f64>) -> Option<bool> {
         let own = self.settings.host;
         let engaged = || {
             let live = self.peers.iter().filter(|peer| peer.live());
@@ -388,7 +388,7 @@ impl Governor {
     }
 
     /// Resets the detector; no window is held any more.
-    pub(super) fn forget_strangers(&mut self) {
+    pub(super) fn reset_external_detector(&mut self) {
         if self.watch.on() {
             self.events.push(GovernorEvent::ExternalLoad { on: false });
         }

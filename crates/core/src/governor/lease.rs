@@ -309,7 +309,7 @@ impl Lease {
             Err(fault) => return self.stopped(Standing::Unreadable(fault)),
         };
         match self.state {
-            State::Look { seen, .. } => self.looked(began, now, seen, record),
+            State::Look { seen, .. } => self.handle_read(began, now, seen, record),
             State::Settle { sequence, .. } => {
                 let mine =
                     record.is_some_and(|found| self.is(&found) && found.sequence == sequence);
@@ -395,7 +395,7 @@ impl Lease {
     }
 
     /// Handles the result of a read that may lead to a claim.
-    fn looked(&mut self, began: Time, now: Time, seen: Option<Seen>, record: Option<Record>) {
+    fn handle_read(&mut self, began: Time, now: Time, seen: Option<Seen>, record: Option<Record>) {
         if self.regaining {
             let untouched =
                 |found: &Record| self.is(found) && found.sequence == self.landed && !found.free;

@@ -49,10 +49,10 @@ mod tests {
 
     #[test]
     fn a_name_is_cut_and_says_nothing_that_cannot_be_printed() {
-        let told = |text: &str| Name::new(text).chars().collect::<String>();
-        assert_eq!(told("pve1"), "pve1");
-        assert_eq!(told("a\u{1b}[31m"), "a?[31m");
-        assert_eq!(told(&"x".repeat(100)).len(), 64);
+        let shown = |text: &str| Name::new(text).chars().collect::<String>();
+        assert_eq!(shown("pve1"), "pve1");
+        assert_eq!(shown("a\u{1b}[31m"), "a?[31m");
+        assert_eq!(shown(&"x".repeat(100)).len(), 64);
         assert_eq!(Name::default(), Name::new(""));
     }
 }

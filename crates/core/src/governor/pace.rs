@@ -115,8 +115,8 @@ impl Pace {
     pub fn ticked(&mut self, now: Time, engaged: bool, quiet: bool, cost: Cost) {
         self.engaged = engaged;
         let earned = self.credit + self.last.map_or(Span::ZERO, |last| now.since(last));
-        let kept = earned.min(SAVED_MOST).as_nanos();
-        self.credit = Span::from_nanos(kept.saturating_sub(cost.affordable.as_nanos()));
+        let saved = earned.min(SAVED_MOST).as_nanos();
+        self.credit = Span::from_nanos(saved.saturating_sub(cost.affordable.as_nanos()));
         self.fast = if self.credit >= cost.affordable {
             cost.seen
         } else {

@@ -46,8 +46,8 @@ impl Governor {
     /// Updates, after a tick of the law, how long disks of other hosts have been short.
     pub(super) fn watch_shortage(&mut self, elapsed: Span) {
         let now = if self.others_lack { 1.0 } else { 0.0 };
-        let kept = left(elapsed, HALF_LIFE);
-        self.others_lacked = kept * self.others_lacked + (1.0 - kept) * now;
+        let decay = left(elapsed, HALF_LIFE);
+        self.others_lacked = decay * self.others_lacked + (1.0 - decay) * now;
     }
 
     /// The limits of single disks. While a latency target makes the window narrower than the threshold would, no disk

@@ -83,7 +83,7 @@ impl Peer {
     }
 
     /// Its slot contains no valid record; `words` is what can be read of its start.
-    fn garbled(&mut self, words: Option<Words>) {
+    fn mark_invalid(&mut self, words: Option<Words>) {
         let own = words.filter(|&(host, incarnation, _)| {
             (self.record.host, self.record.incarnation) == (host, incarnation)
         });
@@ -208,7 +208,7 @@ impl Peers {
             Err(why) => {
                 news.unreadable += u32::from(why != Unreadable::Empty);
                 if let Ok(place) = place {
-                    self.peers[place].garbled(Record::peek(bytes));
+                    self.peers[place].mark_invalid(Record::peek(bytes));
                 }
                 return;
             }
@@ -219,7 +219,7 @@ impl Peers {
         if record.host == me.0 {
             // A live daemon with our name is not an earlier start of ours, but a copy. One of the two must take another
             // name; both records determine which.
-            news.doubled |= self.namesake_speaks(slot, &record) && record.incarnation < me.1;
+            news.doubled |= self.namesake_is_alive(slot, &record) && record.incarnation < me.1;
         } else if me.2 == Some(slot) {
             news.displaced = true;
         }
@@ -260,7 +260,7 @@ impl Peers {
 impl Peers {
     /// Whether another start of our own daemon has published a new record in this slot since the last read, and so is
     /// alive.
-    fn namesake_speaks(&mut self, slot: u16, record: &Record) -> bool {
+    fn namesake_is_alive(&mut self, slot: u16, record: &Record) -> bool {
         let says = (slot, record.incarnation, record.sequence);
         let Some(said) = self.namesakes.iter_mut().find(|said| said.0 == slot) else {
             self.namesakes.push(says);
@@ -273,11 +273,11 @@ impl Peers {
 
     /// Whether this is a known host in another slot. A host uses one slot at a time, and this one had to take another.
     fn has_moved(&mut self, slot: u16, record: &Record) -> bool {
-        let who = |record: &Record| (record.host, record.incarnation);
+        let identity = |record: &Record| (record.host, record.incarnation);
         let known = self
             .peers
             .iter()
-            .position(|peer| who(&peer.record) == who(record));
+            .position(|peer| identity(&peer.record) == identity(record));
         let Some(known) = known else { return false };
         // The record in its old slot is older than the new one. It never changes any more, even if the host dies.
         let left = if self.peers[known].record.sequence < record.sequence {

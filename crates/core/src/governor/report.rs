@@ -171,7 +171,7 @@ impl Governor {
                 brought.min(limit)
             }
         };
-        let told = |entry: &Entry| {
+        let disk_report = |entry: &Entry| {
             let part = division.part(&demands(entry));
             ToldDisk {
                 key: DiskKey(entry.key),
@@ -196,7 +196,7 @@ impl Governor {
             latency: span(peer.record.latency),
             rate: cost(peer.record.rate),
             disks: peer.record.disks.len(),
-            told: peer.record.disks.iter().map(told).collect(),
+            told: peer.record.disks.iter().map(disk_report).collect(),
         });
         let disks = self.disks.all.iter().map(|disk| DiskReport {
             key: disk.key,

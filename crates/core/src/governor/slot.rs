@@ -371,15 +371,19 @@ fn merge(disks: &[Entry]) -> Vec<Entry> {
     // If there are more different shares than entries, neighbouring shares are merged too: their sum remains right.
     let places = DISKS - rest.len();
     if groups <= places {
-        rest.extend(small.chunk_by(|a, b| a.shares == b.shares).map(together));
+        rest.extend(
+            small
+                .chunk_by(|a, b| a.shares == b.shares)
+                .map(merged_entry),
+        );
     } else {
-        rest.extend(small.chunks(small.len().div_ceil(places)).map(together));
+        rest.extend(small.chunks(small.len().div_ceil(places)).map(merged_entry));
     }
     rest
 }
 
 /// Merges several disks into one entry with their total demand.
-fn together(disks: &[Entry]) -> Entry {
+fn merged_entry(disks: &[Entry]) -> Entry {
     if let [one] = disks {
         return *one;
     }

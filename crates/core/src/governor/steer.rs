@@ -65,7 +65,7 @@ impl Governor {
         }
         self.events.push(GovernorEvent::Paused { span: gap });
         self.joined = self.peers.is_empty();
-        self.forget_strangers();
+        self.reset_external_detector();
         self.under = None;
         if !self.joined && self.heard.is_some_and(|heard| now.since(heard) <= gap) && !self.frozen {
             self.join();
@@ -126,7 +126,7 @@ impl Governor {
     }
 
     /// Sums up the recent load of all hosts, and updates the threshold.
-    pub(super) fn look(&mut self, now: Time) {
+    pub(super) fn measure(&mut self, now: Time) {
         let elapsed = self.pace.since(now);
         let meter = self.disks.meter();
         self.meter = meter;
@@ -168,12 +168,12 @@ impl Governor {
         self.sight = sight;
         self.busiest = sight.rate.max(self.busiest * left(elapsed, RATE_HALF_LIFE));
         if sight.latency > 0.0 {
-            let kept = if self.smooth > 0.0 {
+            let decay = if self.smooth > 0.0 {
                 left(elapsed, Span::from_millis(200))
             } else {
                 0.0
             };
-            self.smooth = kept * self.smooth + (1.0 - kept) * sight.latency;
+            self.smooth = decay * self.smooth + (1.0 - decay) * sight.latency;
         }
         if steadily {
             self.compare_stays(elapsed);
@@ -225,8 +225,8 @@ impl Governor {
         let [a, b] = self.stays;
         self.stays = [b, longer];
         let longer = longer.clamp(a.min(b), a.max(b));
-        let kept = left(elapsed, STAY_HALF_LIFE);
-        self.stay = kept * self.stay + (1.0 - kept) * longer;
+        let decay = left(elapsed, STAY_HALF_LIFE);
+        self.stay = decay * self.stay + (1.0 - decay) * longer;
     }
 
     /// Decides whether control is engaged, and sets the cluster's window.
@@ -239,9 +239,9 @@ impl Governor {
             0
         };
         if self.engaged {
-            self.ease(now);
+            self.disengage_if_calm(now);
         } else if !self.threshold_off() {
-            self.tense();
+            self.engage_if_congested();
         }
         let before = self.part;
         if self.engaged {
@@ -267,7 +267,7 @@ impl Governor {
     }
 
     /// Disengages after a long time far below the threshold in which no window delayed I/Os.
-    fn ease(&mut self, now: Time) {
+    fn disengage_if_calm(&mut self, now: Time) {
         let binding = |record: &Record| record.flags.has(Flags::BINDING);
         let bound = self.binding() || self.peers.iter().any(|peer| binding(&peer.record));
         let low = self.sight.latency < FAR_BELOW * self.target && !bound;
@@ -283,14 +283,14 @@ impl Governor {
             self.engaged = false;
             self.over = 0;
             self.under = None;
-            self.forget_strangers();
+            self.reset_external_detector();
             self.part = f64::from(self.settings.window_most);
             self.events.push(GovernorEvent::Disengaged);
         }
     }
 
     /// Engages after two ticks above the threshold, or if others have engaged and latency is not far below it.
-    fn tense(&mut self) {
+    fn engage_if_congested(&mut self) {
         let knee = self.curve.knee().filter(|knee| knee.saturated);
         let filled = knee.is_none_or(|knee| self.sight.in_flight > 0.5 * knee.in_flight);
         if self.over >= ABOVE_FOR && filled {
@@ -325,7 +325,7 @@ impl Governor {
             .knee()
             .filter(|knee| knee.saturated)
             .map(|knee| knee.in_flight);
-        let seen = self.watch_strangers(now, knee);
+        let seen = self.detect_external_load(now, knee);
         self.events
             .extend(seen.map(|on| GovernorEvent::ExternalLoad { on }));
         if let Some(level) = self.watch.level() {
@@ -466,7 +466,7 @@ impl Governor {
     }
 
     /// One second of the law for a host that works alone.
-    pub(super) fn by_itself(&mut self, now: Time) {
+    pub(super) fn work_alone(&mut self, now: Time) {
         let due = self.alone_at.is_none_or(|at| now.since(at) >= ALONE_EVERY);
         if due && !self.threshold_off() {
             self.alone_at = Some(now);
@@ -591,7 +591,9 @@ impl Governor {
             (entry.merged, entry.key, !entry.served, !incarnation)
         };
         all.sort_by_key(rank);
-        all.dedup_by(|later, kept| !later.0.merged && !kept.0.merged && later.0.key == kept.0.key);
+        all.dedup_by(|later, first| {
+            !later.0.merged && !first.0.merged && later.0.key == first.0.key
+        });
         let (own, foreign): (Vec<_>, Vec<_>) = all
             .into_iter()
             .partition(|(_, incarnation)| *incarnation == own);

@@ -109,9 +109,9 @@ impl Curve {
         if sight.latency <= 0.0 || sight.in_flight < FIRST || span == Span::ZERO {
             return;
         }
-        let kept = left(span, HALF_LIFE);
+        let decay = left(span, HALF_LIFE);
         for bin in &mut self.bins {
-            bin.weight *= kept;
+            bin.weight *= decay;
             bin.believed &= bin.weight >= ENOUGH / 2.0;
         }
         let place = place(sight.in_flight);

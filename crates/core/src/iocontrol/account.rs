@@ -132,7 +132,7 @@ impl Account {
 
     /// Counts completed reads or writes with this latency. Returns whether [`Account::is_busy`] was computed again.
     #[inline]
-    pub(super) fn look(&mut self, now: Time, latency: Span, times: u64) -> bool {
+    pub(super) fn record(&mut self, now: Time, latency: Span, times: u64) -> bool {
         self.ios += times;
         self.latency_max = self.latency_max.max(latency);
         let sum = latency.as_nanos().saturating_mul(times);
@@ -166,7 +166,7 @@ impl Account {
     }
 
     /// Reports the counts and resets them; I/Os in flight remain.
-    pub(super) fn tell(&mut self, now: Time, usage: &mut Usage) {
+    pub(super) fn report(&mut self, now: Time, usage: &mut Usage) {
         usage.span = now.since(self.since);
         usage.ios = self.ios;
         usage.units = self.units;
@@ -225,12 +225,12 @@ impl Waits {
     }
 
     /// Adds the time by which a limit would have delayed an I/O that was not delayed.
-    pub(super) fn would_be_held(&mut self, hold: Hold, ns: u64) {
+    pub(super) fn count_would_be_wait(&mut self, hold: Hold, ns: u64) {
         self.held_ns[hold.index()] += ns;
     }
 
     /// Reports the counts and resets them; queued I/Os remain.
-    pub(super) fn tell(&mut self, now: Time, usage: &mut Usage) {
+    pub(super) fn report(&mut self, now: Time, usage: &mut Usage) {
         usage.waiting_cost_ns = u128::from(self.cost.take(now));
         usage.held_ns = core::mem::take(&mut self.held_ns);
     }
@@ -284,9 +284,9 @@ mod tests {
     use crate::iocontrol::DiskKey;
     use crate::request::DiskId;
 
-    fn told(account: &mut Account, ms: u64) -> Usage {
+    fn report(account: &mut Account, ms: u64) -> Usage {
         let mut usage = Usage::none(DiskId(0), DiskKey(0));
-        account.tell(Time::ZERO + Span::from_millis(ms), &mut usage);
+        account.report(Time::ZERO + Span::from_millis(ms), &mut usage);
         usage
     }
 
@@ -307,24 +307,24 @@ mod tests {
         let mut account = Account::new(at(0), true);
         account.started(at(10), 3, 1, 512);
         account.started(at(10), 1, 1, 512);
-        let usage = told(&mut account, 20);
+        let usage = report(&mut account, 20);
         assert_eq!((usage.cost, usage.in_flight_cost_ns), (4, 40_000_000));
         assert!(account.is_active());
         account.ended(at(25), 3);
-        let usage = told(&mut account, 30);
+        let usage = report(&mut account, 30);
         assert_eq!((usage.cost, usage.in_flight_cost_ns), (0, 25_000_000));
         account.ended(at(30), 1);
         assert!(!account.is_active());
-        assert_eq!(told(&mut account, 40).in_flight_cost_ns, 0);
+        assert_eq!(report(&mut account, 40).in_flight_cost_ns, 0);
     }
 
     #[test]
     fn latencies_fall_into_buckets_that_double() {
         let mut account = Account::new(Time::ZERO, true);
         for us in [0, 1, 2, 3, 4, u64::MAX / 1_000] {
-            account.look(Time::ZERO, Span::from_micros(us), 1);
+            account.record(Time::ZERO, Span::from_micros(us), 1);
         }
-        let usage = told(&mut account, 1);
+        let usage = report(&mut account, 1);
         assert_eq!(usage.latency_counts[..4], [1, 1, 2, 1]);
         assert_eq!(usage.latency_counts[31], 1);
     }
@@ -332,9 +332,9 @@ mod tests {
     #[test]
     fn a_sample_counts_for_the_ios_it_represents() {
         let mut account = Account::new(Time::ZERO, true);
-        account.look(Time::ZERO, Span::from_micros(5), 16);
-        account.look(Time::ZERO, Span::from_micros(1), 1);
-        let usage = told(&mut account, 1);
+        account.record(Time::ZERO, Span::from_micros(5), 16);
+        account.record(Time::ZERO, Span::from_micros(1), 1);
+        let usage = report(&mut account, 1);
         assert_eq!((usage.ios, usage.latency_ns), (17, 81_000));
         assert_eq!(usage.latency_max, Span::from_micros(5));
         assert_eq!(usage.latency_counts[..4], [0, 1, 0, 16]);
@@ -345,20 +345,20 @@ mod tests {
         let at = |ms| Time::ZERO + Span::from_millis(ms);
         let latency = Span::from_micros(1);
         let mut account = Account::new(at(0), true);
-        assert!(!account.look(at(40), latency, 999) && !account.is_busy());
-        assert!(account.look(at(49), latency, 1) && account.is_busy());
-        assert!(!account.look(at(60), latency, 999) && account.is_busy());
-        assert!(account.look(at(99), latency, 1) && !account.is_busy());
-        account.look(at(110), latency, 1_000);
-        told(&mut account, 111);
+        assert!(!account.record(at(40), latency, 999) && !account.is_busy());
+        assert!(account.record(at(49), latency, 1) && account.is_busy());
+        assert!(!account.record(at(60), latency, 999) && account.is_busy());
+        assert!(account.record(at(99), latency, 1) && !account.is_busy());
+        account.record(at(110), latency, 1_000);
+        report(&mut account, 111);
         assert!(account.is_busy());
-        account.look(at(120), latency, 500);
+        account.record(at(120), latency, 500);
         assert!(account.is_busy());
-        told(&mut account, 150);
+        report(&mut account, 150);
         assert!(!account.is_busy(), "too few I/Os");
-        account.look(at(160), latency, 1_000);
+        account.record(at(160), latency, 1_000);
         assert!(account.is_busy());
-        told(&mut account, 1_000);
+        report(&mut account, 1_000);
         assert!(!account.is_busy(), "too long an interval");
     }
 

@@ -155,7 +155,7 @@ impl Disk {
     }
 
     /// The disk becomes active. It retains its saved device time, up to the credit.
-    pub(super) fn wakes(&mut self, now: Time, v: u64) {
+    pub(super) fn activate(&mut self, now: Time, v: u64) {
         self.tag = later(self.tag, v.wrapping_sub(self.credit));
         self.reserve_at = self
             .reserve_at
@@ -260,8 +260,8 @@ impl Disk {
             burst_left: self.gates.units.burst_left(now),
             ..Usage::none(id, self.key)
         };
-        self.waits.tell(now, &mut usage);
-        account.tell(now, &mut usage);
+        self.waits.report(now, &mut usage);
+        account.report(now, &mut usage);
         usage
     }
 

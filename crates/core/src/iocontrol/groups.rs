@@ -129,7 +129,7 @@ impl Groups {
         })
     }
 
-    pub(super) fn sit_down(&self, group: usize) -> Option<usize> {
+    pub(super) fn take_seat(&self, group: usize) -> Option<usize> {
         let group = self.groups.get(group)?;
         let mut taken = group.taken.load(Ordering::Relaxed);
         loop {
@@ -155,13 +155,13 @@ impl Groups {
         group.taken.fetch_and(!(1 << seat), Ordering::Release);
     }
 
-    pub(super) fn tell(&self, group: usize, seat: usize, tag: Option<u64>) {
+    pub(super) fn publish(&self, group: usize, seat: usize, tag: Option<u64>) {
         // The tag that means "none" is replaced by the next one; the difference does not matter.
         let tag = tag.map_or(NONE, |tag| tag.min(NONE - 1));
-        let told = &self.groups[group].waiting[seat];
+        let word = &self.groups[group].waiting[seat];
         // Only this thread writes it. Storing an unchanged value would take the cache line from the readers.
-        if told.load(Ordering::Relaxed) != tag {
-            told.store(tag, Ordering::Relaxed);
+        if word.load(Ordering::Relaxed) != tag {
+            word.store(tag, Ordering::Relaxed);
         }
     }
 

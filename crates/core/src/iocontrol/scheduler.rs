@@ -93,7 +93,7 @@ pub struct Scheduler {
     fraction: u64,
     redraw: Time,
     overdue: VecDeque<u32>,
-    look: Time,
+    next_scan: Time,
     bins: Bins,
     /// Whether any I/O completed since the last usage report.
     active: bool,
@@ -134,7 +134,7 @@ impl Scheduler {
             fraction: 0,
             redraw: Time::ZERO,
             overdue: VecDeque::new(),
-            look: Time::ZERO,
+            next_scan: Time::ZERO,
             bins: Bins::default(),
             active: false,
             now: Time::ZERO,
@@ -189,7 +189,7 @@ impl Scheduler {
         if self.groups.len() <= group {
             self.groups.resize_with(group + 1, Group::default);
         }
-        self.member.sit_down(group);
+        self.member.take_seat(group);
         self.member.groups().v(group)
     }
 
@@ -281,7 +281,7 @@ impl Scheduler {
             if part != disk.part {
                 disk.part = part;
                 let slot = u32::try_from(slot).expect("disks are numbered in 32 bits");
-                self.let_on(now, slot);
+                self.release_from_part(now, slot);
             }
         }
     }
@@ -354,8 +354,8 @@ impl Scheduler {
         self.now = now;
         self.member.awake();
         self.release_due(now);
-        if now >= self.look {
-            self.look_for_overdue(now);
+        if now >= self.next_scan {
+            self.scan_for_overdue(now);
         }
         self.publish();
         if !self.ready.is_empty() && self.member.is_full(self.window) {
@@ -379,7 +379,7 @@ impl Scheduler {
     }
 
     fn hand_over(&mut self, thread: usize) -> Pick {
-        self.member.say();
+        self.member.publish_in_flight();
         if self.member.wake(thread) {
             Pick::Other(thread)
         } else {
@@ -393,7 +393,7 @@ impl Scheduler {
             && self.member.has_room(self.window)
             && let Some(thread) = self.member.sleeper()
         {
-            self.member.say();
+            self.member.publish_in_flight();
             if self.member.wake(thread) {
                 return Pick::Other(thread);
             }
@@ -502,13 +502,13 @@ impl Scheduler {
         // A flush takes as long as the writes before it: its latency does not measure the queue.
         if matches!(op, Op::Read | Op::Write) {
             let latency = self.orders.costs.normalise(op, len, now.since(issued));
-            anew = account.look(now, latency, times);
+            anew = account.record(now, latency, times);
         }
         if self.orders.engaged {
             self.count(now, op, len);
         }
         if self.at_part != 0 {
-            self.let_on(now, disk.0);
+            self.release_from_part(now, disk.0);
         }
         anew
     }

@@ -78,7 +78,7 @@ pub struct Member {
     /// Cost in flight of this thread.
     own: u64,
     /// The change of it that is not published yet.
-    unsaid: i64,
+    unpublished: i64,
     batch: u64,
     start: u64,
     reserve: u64,
@@ -109,7 +109,7 @@ impl Member {
             shared,
             thread,
             own: 0,
-            unsaid: 0,
+            unpublished: 0,
             batch: 0,
             start: NONE,
             reserve: NONE,
@@ -119,9 +119,9 @@ impl Member {
 
     /// Takes a seat in a group that has disks on this thread. If all seats are taken, the thread works without one and
     /// uses what the others leave.
-    pub fn sit_down(&mut self, group: usize) {
+    pub fn take_seat(&mut self, group: usize) {
         if self.seat(group).is_none()
-            && let Some(seat) = self.shared.groups.sit_down(group)
+            && let Some(seat) = self.shared.groups.take_seat(group)
         {
             self.seats.push((group, seat));
         }
@@ -133,9 +133,9 @@ impl Member {
     }
 
     /// Publishes the least tag that waits here for the group's limit, if any.
-    pub fn tell_group(&self, group: usize, tag: Option<u64>) {
+    pub fn publish_group(&self, group: usize, tag: Option<u64>) {
         if let Some(seat) = self.seat(group) {
-            self.shared.groups.tell(group, seat, tag);
+            self.shared.groups.publish(group, seat, tag);
         }
     }
 
@@ -219,7 +219,7 @@ impl Member {
         if self.batch < 256 {
             self.batch = 0;
         }
-        self.say();
+        self.publish_in_flight();
     }
 
     /// Cost in flight of all threads, as known to this one.
@@ -229,7 +229,7 @@ impl Member {
             return self.own;
         }
         let said = self.shared.in_flight.load(Ordering::SeqCst);
-        u64::try_from(said + self.unsaid).unwrap_or(0)
+        u64::try_from(said + self.unpublished).unwrap_or(0)
     }
 
     /// Cost in flight of this thread.
@@ -282,12 +282,12 @@ impl Member {
         let grown = cost.cast_signed();
         let central = &self.shared.in_flight;
         if self.batch != 0 {
-            let fits = fits(central.load(Ordering::SeqCst) + self.unsaid);
+            let fits = fits(central.load(Ordering::SeqCst) + self.unpublished);
             if fits {
                 self.own += cost;
-                self.unsaid += grown;
-                if self.unsaid.unsigned_abs() > self.batch {
-                    self.say();
+                self.unpublished += grown;
+                if self.unpublished.unsigned_abs() > self.batch {
+                    self.publish_in_flight();
                 }
             }
             return fits;
@@ -314,11 +314,11 @@ impl Member {
     /// Adds `cost` in flight, even if it does not fit.
     pub fn start(&mut self, cost: u64) {
         self.own += cost;
-        self.unsaid += cost.cast_signed();
+        self.unpublished += cost.cast_signed();
         if self.alone {
-            self.unsaid = 0;
-        } else if self.unsaid.unsigned_abs() > self.batch {
-            self.say();
+            self.unpublished = 0;
+        } else if self.unpublished.unsigned_abs() > self.batch {
+            self.publish_in_flight();
         }
     }
 
@@ -335,17 +335,19 @@ impl Member {
 
     fn finish_beside(&mut self, cost: u64) {
         self.own = self.own.wrapping_sub(cost);
-        self.unsaid -= cost.cast_signed();
-        if self.own == 0 || self.unsaid.unsigned_abs() > self.batch {
-            self.say();
+        self.unpublished -= cost.cast_signed();
+        if self.own == 0 || self.unpublished.unsigned_abs() > self.batch {
+            self.publish_in_flight();
         }
     }
 
     /// Publishes all of this thread's in-flight cost.
-    pub fn say(&mut self) {
-        let unsaid = core::mem::take(&mut self.unsaid);
-        if unsaid != 0 && !self.alone {
-            self.shared.in_flight.fetch_add(unsaid, Ordering::SeqCst);
+    pub fn publish_in_flight(&mut self) {
+        let unpublished = core::mem::take(&mut self.unpublished);
+        if unpublished != 0 && !self.alone {
+            self.shared
+                .in_flight
+                .fetch_add(unpublished, Ordering::SeqCst);
         }
     }
 
@@ -424,7 +426,7 @@ impl Member {
         if self.alone {
             return;
         }
-        self.say();
+        self.publish_in_flight();
         if !self.shared.lanes[self.thread]
             .waits
             .swap(true, Ordering::SeqCst)

@@ -134,7 +134,7 @@ impl Busy {
         self.skipped.0.swap(0, Ordering::Relaxed)
     }
 
-    fn told(&mut self) -> Usage {
+    fn usage(&mut self) -> Usage {
         let mut usage = Vec::new();
         self.shard.usage(CONTROL, self.now, &mut usage);
         assert_eq!(usage.len(), 1);
@@ -145,7 +145,7 @@ impl Busy {
     fn at_work(policy: Policy) -> Busy {
         let mut busy = Busy::new(policy);
         busy.run(5_000, 32, 4_096);
-        let usage = busy.told();
+        let usage = busy.usage();
         assert!(near(usage.ios, 5_000, 1), "{}", usage.ios);
         busy
     }
@@ -193,11 +193,11 @@ fn reports_of_a_sampled_disk_are_right() {
     // Larger requests, three times as long in flight.
     for (len, depth) in [(4_096, 32), (16_384, 96)] {
         busy.run(depth as u64, depth, len);
-        busy.told();
+        busy.usage();
         let began = busy.now;
         busy.run(20_000, depth, len);
         let span = busy.now.since(began).as_nanos();
-        let usage = busy.told();
+        let usage = busy.usage();
         let cost = CostModel::flash().cost(Op::Read, len, false).0;
         let latency = Span::from_nanos(STEP.as_nanos() * depth as u64);
         let latency = CostModel::flash()
@@ -238,7 +238,7 @@ fn the_cost_in_flight_is_known_when_control_engages() {
         busy.finish();
         assert!(busy.started.len() <= 184, "the window holds");
     }
-    busy.told();
+    busy.usage();
     assert!(
         !busy.shard.is_active(CONTROL),
         "nothing counts as in flight"
@@ -253,7 +253,7 @@ fn the_window_limits_a_sampled_disk_without_other_limits() {
         ..orders()
     });
     busy.run(5_000, 32, 4_096);
-    busy.told();
+    busy.usage();
     for _ in 0..10_000 {
         busy.submit(Op::Read, 4_096);
     }
@@ -305,19 +305,19 @@ fn disks_with_a_latency_target_or_a_low_rate_are_not_sampled() {
     };
     let mut busy = Busy::at_work(target);
     busy.run(5_000, 32, 4_096);
-    assert_eq!((busy.told().ios, busy.skipped()), (5_000, 0));
+    assert_eq!((busy.usage().ios, busy.skipped()), (5_000, 0));
 
     let mut slow = Busy::at_work(Policy::default());
     slow.now = slow.now + Span::from_secs(4);
-    slow.told();
+    slow.usage();
     // A part of the I/Os in flight was skipped.
     while !slow.started.is_empty() {
         slow.finish();
     }
-    slow.told();
+    slow.usage();
     slow.skipped();
     slow.run(100, 8, 4_096);
-    assert_eq!((slow.told().ios, slow.skipped()), (100, 0));
+    assert_eq!((slow.usage().ios, slow.skipped()), (100, 0));
 }
 
 #[test]
@@ -334,7 +334,7 @@ fn no_io_is_skipped_on_a_congested_datastore_in_observe_mode() {
     busy.skipped();
     busy.run(500, 32, 4_096);
     assert_eq!(busy.skipped(), 0, "after the order");
-    busy.told();
+    busy.usage();
     busy.run(5_000, 32, 4_096);
-    assert_eq!((busy.told().ios, busy.skipped()), (5_000, 0));
+    assert_eq!((busy.usage().ios, busy.skipped()), (5_000, 0));
 }

@@ -14,7 +14,7 @@ struct Run {
     watch: Watch,
     window: f64,
     ticks: u64,
-    told: Vec<(u64, bool)>,
+    events: Vec<(u64, bool)>,
     noise: u64,
 }
 
@@ -24,7 +24,7 @@ impl Run {
             watch: Watch::default(),
             window: 100.0,
             ticks: 0,
-            told: Vec::new(),
+            events: Vec::new(),
             noise: 1,
         }
     }
@@ -60,8 +60,8 @@ impl Run {
                 target: TARGET,
                 knee: Some(100.0),
             };
-            let told = self.watch.tick(&round, true);
-            self.told.extend(told.map(|on| (self.ticks / 10, on)));
+            let event = self.watch.tick(&round, true);
+            self.events.extend(event.map(|on| (self.ticks / 10, on)));
             self.window = match self.watch.level() {
                 Some(level) => level,
                 // As few as two hosts have.
@@ -78,16 +78,16 @@ fn at(seconds: u64) -> Time {
 
 #[test]
 fn external_load_is_reported_after_a_trial_and_half_the_knee_is_held() {
-    for stranger in [100.0, 400.0] {
+    for outside in [100.0, 400.0] {
         let mut run = Run::new();
-        let world: World = if stranger > 200.0 {
+        let world: World = if outside > 200.0 {
             |now| (4_000.0, if now < at(10) { 0.0 } else { 400.0 })
         } else {
             |now| (4_000.0, if now < at(10) { 0.0 } else { 100.0 })
         };
         run.seconds(30, world);
-        assert_eq!(run.told.len(), 1, "{:?}", run.told);
-        assert!(run.told[0].1 && run.told[0].0 >= 20, "{:?}", run.told);
+        assert_eq!(run.events.len(), 1, "{:?}", run.events);
+        assert!(run.events[0].1 && run.events[0].0 >= 20, "{:?}", run.events);
         assert!((40.0..=50.0).contains(&run.window), "{}", run.window);
     }
 }
@@ -107,7 +107,7 @@ fn a_slower_datastore_is_tried_once_and_not_reported_as_external_load() {
             trials += u32::from(run.watch.level().is_some() && !was);
             was = run.watch.level().is_some();
         }
-        assert_eq!(run.told, [], "{trials}");
+        assert_eq!(run.events, [], "{trials}");
         assert!(trials <= 1, "{trials}");
     }
 }
@@ -126,9 +126,9 @@ fn a_hold_lasts_as_long_as_the_external_load() {
         )
     };
     run.seconds(199, world);
-    assert_eq!(run.told.len(), 1, "{:?}", run.told);
+    assert_eq!(run.events.len(), 1, "{:?}", run.events);
     run.seconds(10, world);
-    assert_eq!(run.told.len(), 2, "{:?}", run.told);
+    assert_eq!(run.events.len(), 2, "{:?}", run.events);
     assert!((85.0..125.0).contains(&run.window), "{}", run.window);
 }
 
@@ -142,7 +142,7 @@ fn a_hold_ends_at_the_next_trial_if_the_datastore_is_slow_instead() {
     };
     run.seconds(100, world);
     assert_eq!(
-        run.told.iter().map(|told| told.1).collect::<Vec<_>>(),
+        run.events.iter().map(|event| event.1).collect::<Vec<_>>(),
         [true, false]
     );
     assert!((20.0..30.0).contains(&run.window), "{}", run.window);
@@ -211,7 +211,7 @@ fn a_detecting_host_continues_after_a_lesser_name_joins() {
     let joined = says(1, Flags::ENGAGED, 40.0).encode();
     let tries = says(3, Flags::ENGAGED.with(Flags::TRYING, true), 33.0).encode();
     governor.heard(at(1), Ok(&[(1, &joined[..]), (3, &tries[..])]));
-    governor.watch_strangers(at(1), None);
+    governor.detect_external_load(at(1), None);
     assert_eq!(governor.watch.level(), Some(33.0));
 }
 

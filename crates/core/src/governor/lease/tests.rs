@@ -447,7 +447,7 @@ struct Luck {
     pause: u64,
     /// The delay until an I/O takes effect, and then until its completion.
     effect: u64,
-    told: u64,
+    completion: u64,
     /// Whether it is reported as failed, possibly before it takes effect, or never takes effect.
     fate: u8,
 }
@@ -456,7 +456,7 @@ struct Luck {
 const WELL: Luck = Luck {
     pause: 0,
     effect: 1,
-    told: 1,
+    completion: 1,
     fate: 4,
 };
 /// The number of random steps; about three of four runs use them.
@@ -465,10 +465,10 @@ const ADVERSITY: usize = 2_500;
 fn luck(slow: u64) -> impl Strategy<Value = Luck> {
     let pause = prop_oneof![8 => 0..20_u64, 2 => 0..300_u64, 1 => 0..slow];
     let delay = || prop_oneof![8 => 0..5_u64, 2 => 0..100_u64, 1 => 0..slow];
-    (pause, delay(), delay(), 0..20_u8).prop_map(|(pause, effect, told, fate)| Luck {
+    (pause, delay(), delay(), 0..20_u8).prop_map(|(pause, effect, completion, fate)| Luck {
         pause,
         effect,
-        told,
+        completion,
         fate,
     })
 }
@@ -566,8 +566,12 @@ fn play(terms: Terms, hosts: usize, lucks: &[Luck], stragglers: bool) -> Played 
                         reads.push(block);
                         let place = reads.len() - 1;
                         later(&mut due, luck.effect, Due::Looks(host, place));
-                        let told = (luck.fate > 2).then_some(place);
-                        later(&mut due, luck.effect + luck.told, Due::ReadEnds(host, told));
+                        let read = (luck.fate > 2).then_some(place);
+                        later(
+                            &mut due,
+                            luck.effect + luck.completion,
+                            Due::ReadEnds(host, read),
+                        );
                     }
                     Act::Write(bytes) => {
                         let failed = luck.fate < 3;
@@ -575,7 +579,7 @@ fn play(terms: Terms, hosts: usize, lucks: &[Luck], stragglers: bool) -> Played 
                             later(&mut due, luck.effect, Due::Lands(Box::new(bytes)));
                             later(
                                 &mut due,
-                                luck.effect + luck.told,
+                                luck.effect + luck.completion,
                                 Due::WriteEnds(host, true),
                             );
                         } else {
@@ -583,7 +587,7 @@ fn play(terms: Terms, hosts: usize, lucks: &[Luck], stragglers: bool) -> Played 
                             if stragglers && luck.fate > 0 {
                                 later(&mut due, luck.effect * 3, Due::Lands(Box::new(bytes)));
                             }
-                            later(&mut due, luck.told, Due::WriteEnds(host, false));
+                            later(&mut due, luck.completion, Due::WriteEnds(host, false));
                         }
                     }
                     Act::At(then) => {

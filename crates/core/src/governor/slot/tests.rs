@@ -96,17 +96,17 @@ fn a_slot_with_different_sequence_numbers_is_torn() {
 
 #[test]
 fn a_slot_of_an_older_version_is_read_without_a_name() {
-    let told = Record {
+    let named = Record {
         sequence: 7,
         name: Name::new("pve1"),
         ..Record::default()
     };
-    let mut bytes = told.encode();
+    let mut bytes = named.encode();
     bytes[NAME_AT..ENTRIES_AT].fill(0);
     seal(&mut bytes);
     let read = Record::decode(&bytes).unwrap();
     assert_eq!((read.sequence, read.name), (7, Name::default()));
-    assert_eq!(Record::decode(&told.encode()).unwrap().name, told.name);
+    assert_eq!(Record::decode(&named.encode()).unwrap().name, named.name);
 }
 
 #[test]

@@ -195,7 +195,7 @@ impl Scheduler {
                     .earn_reserve_credit(RESERVE_PARTS * cost, RESERVE_CREDIT);
             }
         }
-        self.go_on(now, slot);
+        self.requeue(now, slot);
         io
     }
 }

@@ -104,9 +104,9 @@ impl Scheduler {
         } = asked;
         if observes && disk.queue.is_empty() {
             let late = disk.gates.units.observe(ticks(now), units);
-            disk.waits.would_be_held(Hold::Limit, late);
+            disk.waits.count_would_be_wait(Hold::Limit, late);
             let late = disk.gates.bytes.observe(ticks(now), bytes);
-            disk.waits.would_be_held(Hold::Bandwidth, late);
+            disk.waits.count_would_be_wait(Hold::Bandwidth, late);
             self.member.start(cost);
             self.accounts[slot as usize].started(now, cost, units, bytes);
             return Offer::Start(Cost(cost));
@@ -137,7 +137,7 @@ impl Scheduler {
         let disk = self.disk(slot);
         if engaged {
             if disk.place == Place::Idle {
-                disk.wakes(now, v);
+                disk.activate(now, v);
             }
             disk.charge(cost, v, lead);
         }

@@ -23,7 +23,7 @@ use alloc::vec::Vec;
 /// to start those found, the wait is at most 10 s: a third of a guest's timeout. Origin: chosen; no measurement.
 const OVERDUE: Span = Span::from_secs(8);
 /// The interval of scans for such I/Os. Origin: chosen; no measurement.
-const LOOK: Span = Span::from_secs(1);
+const SCAN_EVERY: Span = Span::from_secs(1);
 
 /// How long a group's disk with priority may delay the others: its thread's timer may be late, or its datastore full.
 /// It is short against the 100 ms that a limit may be behind. Origin: chosen; no measurement.
@@ -63,7 +63,7 @@ fn number(index: usize) -> u32 {
 
 impl Scheduler {
     /// Updates the state of a disk that has started an I/O.
-    pub(super) fn go_on(&mut self, now: Time, slot: u32) {
+    pub(super) fn requeue(&mut self, now: Time, slot: u32) {
         let limits = self.limits();
         let disk = self.disk(slot);
         let due = if limits { disk.gates.due().0 } else { 0 };
@@ -71,7 +71,7 @@ impl Scheduler {
         let (group, tag) = (disk.group, disk.group_tag);
         if let Some(group) = group {
             self.groups[group].started += 1;
-            self.has_gone(group, slot);
+            self.clear_released(group, slot);
         }
         if !empty && (free || (due <= ticks(now) && !self.is_group_held(now, group, tag))) {
             self.order(slot);
@@ -80,7 +80,7 @@ impl Scheduler {
             self.place(now, slot);
         }
         if let Some(group) = group {
-            self.let_through(now, group);
+            self.release_next(now, group);
         }
     }
 
@@ -107,7 +107,7 @@ impl Scheduler {
             return;
         }
         disk.settle(now, v);
-        disk.wakes(now, v);
+        disk.activate(now, v);
         let (due, hold) = disk.gates.due();
         if limits && due > ticks(now) {
             disk.place = Place::Parked(hold);
@@ -167,7 +167,7 @@ impl Scheduler {
     pub(super) fn take_out(&mut self, now: Time, slot: u32) {
         self.unplace(now, slot);
         if let Some(group) = self.disk(slot).group {
-            self.let_through(now, group);
+            self.release_next(now, group);
         }
     }
 
@@ -190,12 +190,12 @@ impl Scheduler {
         }
         if let Some(group) = group {
             self.groups[group].waiting.remove(slot);
-            self.has_gone(group, slot);
+            self.clear_released(group, slot);
         }
     }
 
     /// Clears the group's released disk, once it has started an I/O or has been removed.
-    fn has_gone(&mut self, group: usize, slot: u32) {
+    fn clear_released(&mut self, group: usize, slot: u32) {
         let of = &mut self.groups[group];
         if of.released == Some(slot) {
             of.released = None;
@@ -234,12 +234,12 @@ impl Scheduler {
         disk.group_tag = self.member.groups().since(group, disk.group_tag);
         let tag = disk.group_tag;
         self.groups[group].waiting.set(slot, tag);
-        self.let_through(now, group);
+        self.release_next(now, group);
     }
 
     /// Makes one disk of the group ready if the group may pass an I/O and no other thread has priority. Otherwise sets
     /// a timer.
-    fn let_through(&mut self, now: Time, group: usize) {
+    fn release_next(&mut self, now: Time, group: usize) {
         if !self.groups[group].parked
             && let Some((tag, slot)) = self.groups[group].waiting.peek()
         {
@@ -258,12 +258,12 @@ impl Scheduler {
                 let v = self.member.v();
                 let disk = self.disk(slot);
                 disk.settle(now, v);
-                disk.wakes(now, v);
+                disk.activate(now, v);
                 disk.place = Place::Ready;
                 self.order(slot);
             }
         }
-        self.tell_group(group);
+        self.publish_group(group);
     }
 
     /// The tick until which the group's first waiting disk here must wait, if it must.
@@ -303,19 +303,19 @@ impl Scheduler {
 
     /// Publishes how far behind this thread's disks are that wait for the group's limit. The last 16 ns of the tag
     /// count starts: otherwise the word would not change among disks that are equally far behind.
-    fn tell_group(&self, group: usize) {
+    fn publish_group(&self, group: usize) {
         let of = &self.groups[group];
         let waits = of.waiting.peek().map(|(tag, _)| tag);
         let released = of
             .released
             .and_then(|slot| self.disks[slot as usize].as_ref());
-        let goes = released.map(|disk| disk.group_tag);
-        let least = match (waits, goes) {
+        let released_tag = released.map(|disk| disk.group_tag);
+        let least = match (waits, released_tag) {
             (Some(one), Some(other)) => Some(earlier(one, other)),
             (one, other) => one.or(other),
         };
         let least = least.map(|tag| tag & !0xff | of.started & 0xff);
-        self.member.tell_group(group, least);
+        self.member.publish_group(group, least);
     }
 
     /// Makes the disks ready whose limits have expired.
@@ -337,7 +337,7 @@ impl Scheduler {
             of.parked = false;
             // It did not start an I/O in time.
             of.released = None;
-            self.let_through(now, group as usize);
+            self.release_next(now, group as usize);
         }
     }
 
@@ -349,7 +349,7 @@ impl Scheduler {
     }
 
     /// Makes the disk ready after one of its I/Os has completed, or its part has changed.
-    pub(super) fn let_on(&mut self, now: Time, slot: u32) {
+    pub(super) fn release_from_part(&mut self, now: Time, slot: u32) {
         let disk = self.disks.get_mut(slot as usize).and_then(Option::as_mut);
         if disk.is_some_and(|disk| disk.place == Place::AtPart) {
             self.unplace(now, slot);
@@ -366,13 +366,13 @@ impl Scheduler {
         for group in 0..self.groups.len() {
             self.parked_groups.remove(number(group));
             self.groups[group].parked = false;
-            self.let_through(now, group);
+            self.release_next(now, group);
         }
     }
 
     /// Marks the disks whose first I/O has waited too long.
-    pub(super) fn look_for_overdue(&mut self, now: Time) {
-        self.look = now + LOOK;
+    pub(super) fn scan_for_overdue(&mut self, now: Time) {
+        self.next_scan = now + SCAN_EVERY;
         for slot in 0..self.disks.len() {
             let Some(disk) = &mut self.disks[slot] else {
                 continue;
@@ -383,7 +383,7 @@ impl Scheduler {
                 let slot = number(slot);
                 self.overdue.push_back(slot);
                 // Its I/Os in flight may be stuck in the datastore.
-                self.let_on(now, slot);
+                self.release_from_part(now, slot);
             }
         }
     }

@@ -4,7 +4,7 @@ use super::*;
 
 /// The record in the block.
 fn stands(block: &[u8; SLOT]) -> Record {
-    Record::decode(block).expect("somebody's")
+    Record::decode(block).expect("a record")
 }
 
 /// A lease that is held from a read that began at 50 ms, and its block.
