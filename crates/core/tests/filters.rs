@@ -14,7 +14,7 @@ use tidegate_core::units::{Span, Time};
 const DISK: DiskId = DiskId(0);
 
 /// A request at `now` that arrived `before` nanoseconds earlier.
-fn asked(now: u64, before: u64, token: u64, op: Op, offset: u64, len: u64) -> Event {
+fn submitted(now: u64, before: u64, token: u64, op: Op, offset: u64, len: u64) -> Event {
     let data = Data {
         buffer: u32::try_from(token).expect("few"),
         start: 0,
@@ -33,7 +33,7 @@ fn asked(now: u64, before: u64, token: u64, op: Op, offset: u64, len: u64) -> Ev
     }
 }
 
-fn ended(io: IoId, outcome: Outcome) -> Event {
+fn finished(io: IoId, outcome: Outcome) -> Event {
     Event::Finished {
         disk: DISK,
         io,
@@ -94,7 +94,7 @@ impl Host {
 
     /// Submits at `now` a request that arrived `before` nanoseconds earlier.
     fn submit(&mut self, now: u64, before: u64, token: u64, op: Op, offset: u64, len: u64) {
-        self.handle(now, asked(now, before, token, op, offset, len));
+        self.handle(now, submitted(now, before, token, op, offset, len));
     }
 
     /// Submits a request that arrives now.
@@ -103,7 +103,7 @@ impl Host {
     }
 
     fn finish(&mut self, now: u64, io: IoId, outcome: Outcome) {
-        self.handle(now, ended(io, outcome));
+        self.handle(now, finished(io, outcome));
     }
 
     /// The I/Os started since the last call: id, offset, length.
@@ -349,14 +349,14 @@ fn batched_ios_are_counted_like_single_ones() {
         let [each, all] = &mut hosts;
         for &(before, token, op, offset, len) in &asks {
             each.submit(now, before, token, op, offset, len);
-            all.gather(now, asked(now, before, token, op, offset, len));
+            all.gather(now, submitted(now, before, token, op, offset, len));
         }
         all.flow(now);
         let started = each.started();
         assert_eq!(started, all.started());
         for ((io, ..), &outcome) in started.into_iter().zip(&outcomes) {
             each.finish(ends, io, outcome);
-            all.gather(ends, ended(io, outcome));
+            all.gather(ends, finished(io, outcome));
         }
         all.flow(ends);
         now = ends;
@@ -386,11 +386,11 @@ fn batched_completions_do_not_make_a_disk_busy() {
     for burst in 1..=50 {
         let now = burst * 32_000_000;
         for token in 0..32 {
-            host.gather(now, asked(now, 0, token, Op::Read, token << 20, 4_096));
+            host.gather(now, submitted(now, 0, token, Op::Read, token << 20, 4_096));
         }
         host.flow(now);
         for (io, ..) in host.started() {
-            host.gather(now + 1_000_000, ended(io, Ok(())));
+            host.gather(now + 1_000_000, finished(io, Ok(())));
         }
         host.flow(now + 1_000_000);
         let seen = host
@@ -508,7 +508,7 @@ fn completions_of_a_batch_are_counted_one_by_one() {
             let fails = chance.is_multiple_of(11);
             // No I/O is sequential to an earlier one.
             let offset = (round * 8 + token) << 20;
-            host.gather(now, asked(now, before, token, OPS[which], offset, len));
+            host.gather(now, submitted(now, before, token, OPS[which], offset, len));
             asked_for.push(fails);
             let latency = before + 500;
             let counts = &mut expected[which];
@@ -523,7 +523,7 @@ fn completions_of_a_batch_are_counted_one_by_one() {
         assert_eq!(started.len(), asked_for.len());
         for ((io, ..), fails) in started.into_iter().zip(asked_for) {
             let outcome = if fails { Err(Fault::NoSpace) } else { Ok(()) };
-            host.gather(now + 500, ended(io, outcome));
+            host.gather(now + 500, finished(io, outcome));
         }
         host.flow(now + 500);
         host.answers();
@@ -531,11 +531,11 @@ fn completions_of_a_batch_are_counted_one_by_one() {
     let stats = host.stats();
     let mut errors = 0;
     for (op, expected) in OPS.into_iter().zip(expected) {
-        let told = OpCounts {
+        let reported = OpCounts {
             sequential: 0,
             ..*stats.op(op)
         };
-        assert_eq!(told, expected, "{op:?}");
+        assert_eq!(reported, expected, "{op:?}");
         errors += expected.errors;
     }
     assert!(errors > 1_000);
@@ -634,7 +634,7 @@ fn a_delay_with_an_error_fails_after_its_time() {
 
 #[test]
 fn only_the_first_bytes_of_a_torn_write_reach_the_datastore() {
-    for (rule, len, kept, answer) in [
+    for (rule, len, expected_len, answer) in [
         ("fault:torn", 8_192, 4_096, Ok(())),
         ("fault:torn", 3_000, 1_024, Ok(())),
         ("fault:torn=100,error=eio", 8_192, 100, Err(Fault::Io)),
@@ -644,7 +644,11 @@ fn only_the_first_bytes_of_a_torn_write_reach_the_datastore() {
         host.ask(0, 7, Op::Write, 65_536, len);
         assert_eq!(host.answers(), []);
         let (io, op, offset, sent) = host.started()[0];
-        assert_eq!((op, offset, sent), (Op::Write, 65_536, kept), "{rule}");
+        assert_eq!(
+            (op, offset, sent),
+            (Op::Write, 65_536, expected_len),
+            "{rule}"
+        );
         host.finish(0, io, Ok(()));
         assert_eq!(host.answers(), [(7, answer)], "{rule}");
     }

@@ -24,12 +24,12 @@ proptest! {
     fn a_quantile_is_at_most_a_sixteenth_above_the_true_value(
         mut spans in spans(), permyriad in 0..=10_000_u32,
     ) {
-        let told = of(&spans).quantile(permyriad).as_nanos();
+        let reported = of(&spans).quantile(permyriad).as_nanos();
         spans.sort_unstable();
         let rank = (spans.len() * permyriad as usize).div_ceil(10_000).max(1);
         let truth = spans[rank - 1];
-        prop_assert!(told >= truth, "{told} < {truth}");
-        prop_assert!(told - truth <= (truth / 16).max(16), "{told} for {truth}");
+        prop_assert!(reported >= truth, "{reported} < {truth}");
+        prop_assert!(reported - truth <= (truth / 16).max(16), "{reported} for {truth}");
     }
 
     #[test]

@@ -37,7 +37,7 @@
 //!            |                      |                        Look                          |
 //!            +- silent for a lease -+   (or Refused)                  another's, time over +--> Lost
 //!
-//!   Lost, since the time was over -- regain: our own last record still there --> Claim, and if anything else is found, Lost
+//!   Lost, because it expired -- regain: our own last record is still there --> Claim; anything else --> Lost
 //! ```
 //!
 //! # Source

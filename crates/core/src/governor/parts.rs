@@ -1,4 +1,4 @@
-//! Redistribution: the unused share of a disk goes to all hosts.
+//! Redistribution: the unused share of a disk is available to all hosts.
 //!
 //! A host's window is the sum of its disks' parts. If a disk leaves some of its part unused, the other disks of its
 //! host use it at once. Other hosts do not see that, so equal shares bring more on a host with an intermittent disk. If

@@ -181,7 +181,7 @@ pub struct Common {
 
 impl Record {
     /// Encodes the record. If there are more disks than fit, those with the least demand are merged with others of the
-    /// same shares, so that all shares, reservations and demands still count.
+    /// same shares. All shares, reservations and demands still count.
     pub fn encode(&self) -> [u8; SLOT] {
         let mut out = Writer::new(MAGIC, VERSION);
         let merged;

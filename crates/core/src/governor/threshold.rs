@@ -13,8 +13,8 @@
 //! In flight in reference I/Os, rates in those a second, latencies in nanoseconds.
 //!
 //! # Source
-//! "Latency at 90 % of peak throughput" is Storage I/O Control's automatic threshold of vSphere 5.1; the search while
-//! serving is ours.
+//! "Latency at 90 % of peak throughput" is Storage I/O Control's automatic threshold of vSphere 5.1. The search during
+//! normal operation is our own.
 
 use super::number::{SECOND, left, nanos, real};
 use super::window::Sight;

@@ -235,7 +235,7 @@ impl fmt::Display for PolicyFault {
                 "the peak of {peak} is below the {of} of {sustained}: give a higher peak, or none"
             ),
             PolicyFault::LatencyTargetZero => f.write_str(
-                "a latency target of 0 cannot be kept: give the latency that the disk needs, or none",
+                "a latency target of 0 cannot be met: give the latency that the disk needs, or none",
             ),
         }
     }

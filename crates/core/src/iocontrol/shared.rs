@@ -139,7 +139,7 @@ impl Member {
         }
     }
 
-    /// The other thread that is furthest behind among those that wait for the group's limit, and its tag, if it is
+    /// The other thread that is furthest behind in the group and waits for its limit, with its tag. `None` if it is not
     /// behind `tag` by more than threads may differ. `ignored`: by seat, words for which no thread waits any more.
     pub fn before_me_in_group(
         &self,

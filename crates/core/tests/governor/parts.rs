@@ -64,7 +64,7 @@ fn the_reported_entitlement_never_exceeds_the_limit() {
         limit,
         ..usage(load(24.0, 60.0, 40.0))
     };
-    let told = |limit: u64| {
+    let entitled = |limit: u64| {
         let other = Entry {
             limit: u32::try_from(limit).unwrap(),
             ..asks(1, 20.0)
@@ -80,10 +80,10 @@ fn the_reported_entitlement_never_exceeds_the_limit() {
         let theirs = report.hosts.iter().find_map(|host| host.told.first());
         [report.disks[0].entitled, theirs.unwrap().entitled]
     };
-    let [ours, theirs] = told(0);
+    let [ours, theirs] = entitled(0);
     assert!(ours > 110 && theirs > 110, "{ours} {theirs}");
     // A part leaves room for a tenth more than the limit.
-    assert_eq!(told(100), [100, 100]);
+    assert_eq!(entitled(100), [100, 100]);
 }
 
 #[test]

@@ -29,7 +29,7 @@ pub(crate) struct Disk {
     flown: f64,
     waited: f64,
     ended: f64,
-    told: u64,
+    reported: u64,
 }
 
 pub(crate) struct Host {
@@ -72,7 +72,7 @@ pub(crate) fn disk(key: u64, shares: u32, wants: f64) -> Disk {
         flown: 0.0,
         waited: 0.0,
         ended: 0.0,
-        told: 0,
+        reported: 0,
     }
 }
 
@@ -325,9 +325,9 @@ impl World {
 
 impl Disk {
     pub(crate) fn usage(&mut self, latency: f64) -> Usage {
-        let total = self.ended + self.told as f64;
-        let ios = total as u64 - self.told;
-        self.told += ios;
+        let total = self.ended + self.reported as f64;
+        let ios = total as u64 - self.reported;
+        self.reported += ios;
         self.ended -= ios as f64;
         let whole = self.ended.max(0.0);
         self.ended = whole;

@@ -191,10 +191,10 @@ impl World {
         orders.per_second = SECOND * self.stations.len() as u64 / self.ns_per_cost;
         change(&mut orders);
         self.orders = orders;
-        self.tell();
+        self.send_orders();
     }
 
-    fn tell(&mut self) {
+    fn send_orders(&mut self) {
         for scheduler in &mut self.schedulers {
             scheduler.steer(at(self.now), &self.orders);
         }
@@ -243,7 +243,7 @@ impl World {
                     self.ask(thread);
                 }
                 Happening::Steer => {
-                    self.tell();
+                    self.send_orders();
                     self.push(when + 100 * MS, Happening::Steer);
                 }
                 Happening::Arrive(disk) => self.arrive(disk),

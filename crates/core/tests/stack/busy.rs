@@ -43,7 +43,7 @@ struct Busy {
     skipped: Watch,
     now: Time,
     started: VecDeque<IoId>,
-    asked: u64,
+    submitted: u64,
     out: Vec<Effect>,
 }
 
@@ -54,7 +54,7 @@ impl Busy {
             skipped: Watch::default(),
             now: Time::from_nanos(1),
             started: VecDeque::new(),
-            asked: 0,
+            submitted: 0,
             out: Vec::new(),
         };
         let scheduler = Box::new(Scheduler::new(0, Shared::new(1, &Groups::new(0)), 32 << 10));
@@ -96,13 +96,13 @@ impl Busy {
         let request = Request {
             op,
             flags: Flags::NONE,
-            offset: self.asked * 7_919 % 100 * 4_096,
+            offset: self.submitted * 7_919 % 100 * 4_096,
             len,
             data: Data::NONE,
             arrived: self.now,
         };
-        let token = Token(self.asked);
-        self.asked += 1;
+        let token = Token(self.submitted);
+        self.submitted += 1;
         let disk = DISK;
         self.handle(Event::Submitted {
             disk,

@@ -155,7 +155,7 @@ struct Host {
     /// By token: the number of answers.
     answers: Vec<u32>,
     /// By token: the disk.
-    asked: Vec<usize>,
+    disk_of: Vec<usize>,
     /// By disk: whether it never had a filter, and its last started read or write.
     plain: [(bool, Option<u64>); DISKS],
     keys: u32,
@@ -173,7 +173,7 @@ impl Host {
             policies,
             started: Vec::new(),
             answers: Vec::new(),
-            asked: Vec::new(),
+            disk_of: Vec::new(),
             plain: [(true, None); DISKS],
             keys: 0,
         };
@@ -367,7 +367,7 @@ impl Host {
     fn ask(&mut self, disk: usize, op: Op, offset: u64, len: u64) -> Event {
         let token = self.answers.len() as u64;
         self.answers.push(0);
-        self.asked.push(disk);
+        self.disk_of.push(disk);
         let flush = op == Op::Flush;
         let request = Request {
             op,
@@ -389,7 +389,7 @@ impl Host {
 
     /// Of the abandoned requests only those in a datastore remain. Answered ones are named again, too.
     fn abandon(&mut self, disk: usize, nth: u64) {
-        let all = (0..).zip(&self.asked);
+        let all = (0..).zip(&self.disk_of);
         let gone = all.filter(|(token, of)| **of == disk && token % nth == 0);
         let gone: Vec<u64> = gone.map(|(token, _)| token).collect();
         let abandon = Event::Abandon {
