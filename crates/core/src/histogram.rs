@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_bucket_takes_whatever_is_longer() {
+    fn the_last_bucket_counts_all_longer_latencies() {
         assert_eq!(place(Histogram::LONGEST.as_nanos()), BUCKETS - 1);
         assert_eq!(place(u64::MAX), BUCKETS - 1);
         assert!(Histogram::LONGEST >= Span::from_secs(137));
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_since_a_copy_is_the_difference() {
+    fn the_difference_counts_what_was_recorded_since_a_copy() {
         let mut histogram = Histogram::new();
         histogram.record(Span::from_millis(900));
         let earlier = histogram.clone();

@@ -585,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_past_the_end_never_starts() {
+    fn a_request_past_the_end_never_starts() {
         let mut shard = shard(1);
         for (op, offset, len, fault) in [
             (Op::Read, 8192, 1, Fault::Invalid),

@@ -202,7 +202,7 @@ fn filters_are_named_as_on_the_command_line_and_unknown_ones_are_refused() {
     for (text, way_out) in [
         ("cache", "null, stats, fault and trace"),
         ("null:x", "write only null"),
-        ("", "there are"),
+        ("", "the filters are null"),
     ] {
         let error = text.parse::<FilterSpec>().unwrap_err().to_string();
         assert!(error.contains(way_out), "{error}");
@@ -228,7 +228,7 @@ fn stats_separates_the_stages_of_an_io() {
 }
 
 #[test]
-fn stats_counts_what_a_filter_below_ended_without_a_datastore_stage() {
+fn stats_counts_ios_that_a_lower_filter_completed() {
     let mut host = Host::new(&["stats", "fault:error=enospc"]);
     host.ask(1_000, 1, Op::Write, 0, 4_096);
     let stats = host.stats();

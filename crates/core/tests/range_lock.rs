@@ -36,7 +36,7 @@ impl Model {
     }
 
     /// Checks that every waiting request has a reason to wait.
-    fn nobody_waits_for_nothing(&self) {
+    fn check_that_waiting_requests_conflict(&self) {
         for (at, wanted) in self.waiting.iter().enumerate() {
             let ahead = self.running.iter().chain(&self.waiting[..at]);
             assert!(ahead.clone().any(|other| overlap(wanted, other)));
@@ -95,7 +95,7 @@ proptest! {
                 started.clear();
             }
             if !few {
-                model.nobody_waits_for_nothing();
+                model.check_that_waiting_requests_conflict();
             }
         }
         while let Some(ended) = model.running.pop() {

@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_never_seen_is_not_refused_but_not_promised_either() {
+    fn a_reservation_above_an_unsaturated_peak_is_unverified() {
         assert_eq!(admit(0.0, 500.0, 0.0, false), Admission::Unverified);
         assert_eq!(admit(0.0, 500.0, 1_000.0, false), Admission::Verified);
     }

@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_halves_is_halved_after_each_half_life_and_never_grows() {
+    fn decay_halves_per_half_life_and_never_grows() {
         let half_life = Span::from_millis(100);
         assert_eq!(left(Span::ZERO, half_life), 1.0);
         assert_eq!(left(half_life, half_life), 0.5);

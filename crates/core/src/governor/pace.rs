@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stir_shortens_the_wait_and_not_what_was_planned() {
+    fn a_wake_shortens_the_wait_but_not_the_planned_interval() {
         let mut pace = Pace::default();
         pace.ticked(at(0), false, true, CHEAP);
         pace.hurry(at(3_000));

@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_flight_is_counted_on_though_the_counts_begin_anew() {
+    fn io_in_flight_remains_counted_after_a_reset() {
         let at = |ms| Time::ZERO + Span::from_millis(ms);
         let mut account = Account::new(at(0), true);
         account.started(at(10), 3, 1, 512);

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn normalising_takes_away_the_transfer_and_never_more_than_all() {
+    fn normalising_subtracts_at_most_the_whole_latency() {
         let flash = CostModel::flash();
         let latency = Span::from_millis(3);
         assert_eq!(flash.normalise(Op::Read, 4_096, latency), latency);

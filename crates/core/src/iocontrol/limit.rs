@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_groups_bandwidth_holds_as_its_limit_of_units_does() {
+    fn a_groups_bandwidth_limit_works_like_its_unit_limit() {
         let peak = Limit {
             sustained: 1 << 20,
             peak: 4 << 20,

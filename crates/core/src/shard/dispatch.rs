@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_in_the_window_starts_when_something_ends() {
+    fn a_queued_io_starts_after_a_completion() {
         let watch = Watch::default();
         let mut shard = shard(Policy::default(), &watch);
         let orders = Orders {

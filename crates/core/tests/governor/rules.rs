@@ -317,8 +317,7 @@ fn the_calm_interval_needs_latency_near_the_threshold() {
 }
 
 #[test]
-fn the_budget_of_quiet_times_is_spent_at_the_beginning_where_hosts_differ_and_far_from_the_threshold()
- {
+fn saved_budget_is_spent_after_engaging_and_far_from_the_threshold() {
     // Two hosts may tick four times a second at a datastore that does 1,600.
     let fine = load(25.0, 20.0, 20.0);
     let begun = || {
