@@ -1,9 +1,9 @@
-//! Accepts the next client of a socket, also while the system refuses to accept.
+//! Accepts the next client of a socket, with retries while the system refuses to accept.
 //!
 //! A client that connects meanwhile stays in the socket's queue and is accepted as soon as there is room.
 //!
 //! # Always true
-//! - That nobody can be let in is told once, with what to do, and not again before somebody was let in.
+//! - A failure to accept is logged once with its remedy, and not again before a client was accepted.
 
 use std::future::poll_fn;
 use std::io;
@@ -13,10 +13,10 @@ use std::time::Duration;
 use crate::os_error;
 use tokio::net::UnixStream;
 
-/// How long to wait after the system refused to accept, for instance for want of descriptors: not to spin meanwhile.
+/// How long to wait after the system refused to accept (for lack of descriptors, for instance), to avoid a busy loop.
 const BREATH: Duration = Duration::from_millis(100);
 
-/// The next who comes in; `what` is what cannot be done while nobody can.
+/// Accepts the next client; `what` is the failed action in the log line.
 pub(crate) async fn next<T>(
     what: &str,
     mut accept: impl FnMut(&mut Context<'_>) -> Poll<io::Result<T>>,

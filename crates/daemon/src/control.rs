@@ -1,13 +1,15 @@
-//! The datastores that are under I/O control: each begins with its first attached disk here and ends with its last.
+//! The I/O controls of datastores in use. A control starts with the datastore's first attached disk and stops with its
+//! last.
 //!
-//! The disk_service takes a datastore into use before it attaches a disk there, and the disk keeps the [`InUse`] until it is
-//! detached. Who only wants to look (REST, metrics, events) asks for what is [`Controls::running`]. What governors notice
-//! is heard by the monitor: [`Controls::rung`] tells it when, [`Controls::told`] what.
+//! The disk_service takes a datastore into use before it attaches a disk there. The disk owns the [`InUse`] until it
+//! is detached. Readers (REST, metrics, events) call [`Controls::running`]. The monitor receives what governors
+//! notice: [`Controls::rung`] signals it, [`Controls::told`] returns the events.
 //!
 //! # Always true
-//! - One control to a datastore at a time: the next begins after the last has told the other hosts that it leaves.
-//! - A datastore of which no disk is attached has no thread, and takes part in nothing.
-//! - What a control told before it ended is still told after it has.
+//! - A datastore has at most one control. The next one starts after the previous one has announced its departure to
+//!   the other hosts.
+//! - A datastore without an attached disk has no thread and takes part in nothing.
+//! - Events that a control reported before it ended are still returned after it has ended.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -27,24 +29,24 @@ use crate::os_error::{self, Outcome};
 
 pub(crate) mod report;
 
-/// How long a datastore may take the word that this host leaves it: the others notice by themselves soon after.
+/// Time limit for writing to a datastore that this host leaves it. The other hosts notice by themselves soon after.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// Who this host is among those that share datastores.
+/// The identity of this host among those that share datastores.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
-    /// Drawn once, and kept.
+    /// Drawn once, then stored.
     pub(crate) id: [u8; 16],
-    /// What people call it.
+    /// The name that people use.
     pub(crate) name: String,
-    /// The file that this daemon keeps locked until it ends.
+    /// Identifies the file that this daemon locks until it ends.
     pub(crate) lock: [u8; 16],
 }
 
 /// See the module.
 pub(crate) struct Controls {
     host: Identity,
-    /// A datastore that was once in use keeps its place: there are few.
+    /// An entry is never removed, even when its datastore is no longer in use: there are few.
     places: Mutex<BTreeMap<Name, Arc<Place>>>,
     ear: Arc<Ear>,
 }
@@ -52,11 +54,11 @@ pub(crate) struct Controls {
 #[derive(Default)]
 struct Place(Mutex<Option<Running>>);
 
-/// Where governors are heard.
+/// Receives wake-ups and last events from governors.
 #[derive(Default)]
 struct Ear {
     rung: Notify,
-    /// What was told by controls that have ended.
+    /// Events of controls that have ended.
     last_words: Mutex<Vec<(Name, Events)>>,
 }
 
@@ -71,12 +73,12 @@ impl Wake for Ear {
 pub(crate) struct Running {
     /// The engine's handle.
     pub(crate) control: Control,
-    /// Where hosts find each other, if they can.
+    /// Directory where hosts find each other, if any.
     pub(crate) directory: Option<PathBuf>,
     users: usize,
 }
 
-/// A datastore's being in use, until dropped. Dropping the last may take as long as a farewell.
+/// Marks a datastore as in use until dropped. Dropping the last one may take as long as `FAREWELL`.
 pub(crate) struct InUse {
     name: Name,
     place: Arc<Place>,
@@ -85,7 +87,7 @@ pub(crate) struct InUse {
 }
 
 impl Controls {
-    /// No datastore is in use yet. `host`: who this one is.
+    /// No datastore is in use yet. `host`: the identity of this host.
     pub(crate) fn new(host: Identity) -> Controls {
         Controls {
             host,
@@ -94,7 +96,7 @@ impl Controls {
         }
     }
 
-    /// Who this host is.
+    /// The identity of this host.
     pub(crate) fn host(&self) -> &Identity {
         &self.host
     }
@@ -134,7 +136,7 @@ impl Controls {
         let control = running_now.control.clone();
         drop(running);
         if begins {
-            // Who looked for its words meanwhile did not wait for us.
+            // A reader that collected events meanwhile skipped this datastore, so wake it again.
             self.ear.rung.notify_one();
         }
         Ok(InUse {
@@ -145,12 +147,12 @@ impl Controls {
         })
     }
 
-    /// Until a governor has noticed something, or somebody uses a datastore again that nobody used.
+    /// Waits until a governor has noticed something, or an unused datastore is in use again.
     pub(crate) async fn rung(&self) {
         self.ear.rung.notified().await;
     }
 
-    /// Takes out what governors told, those that have ended among them.
+    /// Takes out the events of all governors, including those that have ended.
     pub(crate) fn told(&self) -> Vec<(Name, Events)> {
         let mut told = std::mem::take(&mut *locked(&self.ear.last_words));
         let running = self.all_running().into_iter();
@@ -175,7 +177,7 @@ impl Controls {
 }
 
 impl Place {
-    /// What runs, but for a datastore that is just being entered or left: nobody who looks waits for that.
+    /// The running control. Does not wait: a datastore that is being taken into use or released returns `None`.
     fn look(&self) -> Option<Running> {
         match self.0.try_lock() {
             Ok(running) => running.clone(),
@@ -186,7 +188,7 @@ impl Place {
 }
 
 impl Running {
-    /// Where hosts find each other, if they can.
+    /// Directory where hosts find each other, if any.
     pub(crate) fn directory(&self) -> Option<&Path> {
         self.directory.as_deref()
     }
@@ -198,7 +200,7 @@ impl InUse {
         &self.control
     }
 
-    /// A disk of it was attached: the others are to hear of it though nobody uses it yet.
+    /// A disk of the datastore was attached. The other hosts must learn of it even before it has I/O.
     pub(crate) fn has_come(&self) {
         self.control.recount();
     }
@@ -230,13 +232,13 @@ impl Drop for InUse {
 /// A number for one start of a control, which no other start has.
 fn incarnation() -> Outcome<u64> {
     let mut bytes = [0; 8];
-    // As for uuids: so few bytes are never cut short.
+    // As for UUIDs: reads this short are never partial.
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
         .map_err(|e| os_error::io("cannot draw a random number", &e.into()))?;
     Ok(u64::from_le_bytes(bytes))
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // None of these tables is ever left half changed.
+    // No panic leaves one of these tables half changed.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! The daemon that serves, as its REST interface sees it: what its parts share, its monitor, its dashboard and its state.
+//! The serving daemon as its REST interface sees it: its services, monitor, dashboard and state.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -23,11 +23,11 @@ pub(crate) struct Daemon {
     addresses: Addresses,
     state: Mutex<State>,
     started: Instant,
-    /// Bytes of the last page for Prometheus.
+    /// Length of the last page for Prometheus, in bytes.
     metrics_len: AtomicUsize,
 }
 
-/// Where it listens, and its configuration file.
+/// The daemon's addresses and its configuration file.
 pub(crate) struct Addresses {
     /// The URL that browsers open.
     pub(crate) dashboard_url: Option<String>,
@@ -56,7 +56,7 @@ impl Daemon {
         self.addresses.dashboard_url.as_ref()
     }
 
-    /// How it is.
+    /// The daemon's status.
     pub(crate) fn status(&self) -> Outcome<Status> {
         let datastores = self.services.disk_service.datastores_at_a_glance()?;
         let attached = self.services.disk_service.live().all();
@@ -68,7 +68,7 @@ impl Daemon {
         );
         problems.extend(self.services.disk_service.unreadable_datastores()?);
         for problem in self.services.disk_service.harms()? {
-            // A lease that is lost, or a detach that takes too long, is among the troubles.
+            // A lost lease, or a detach that takes too long, is already among the troubles.
             if !problems.contains(&problem) {
                 problems.push(problem);
             }
@@ -98,7 +98,7 @@ impl Daemon {
         })
     }
 
-    /// Prometheus' page.
+    /// Writes the page for Prometheus.
     pub(crate) fn metrics(&self) -> Outcome<String> {
         let facts = metrics::Facts {
             moment: self.services.counters()?,
@@ -111,7 +111,7 @@ impl Daemon {
             certificates: self.services.certificates.days_left(expiry::now()),
             uptime_s: self.started.elapsed().as_secs_f64(),
         };
-        // A page that outgrows its memory is copied: a sixteenth more than the last one took is room enough.
+        // A page that outgrows its buffer is copied; a sixteenth more than the last page is enough.
         let last = self.metrics_len.load(Relaxed);
         let page = metrics::page(&facts, last + last / 16);
         self.metrics_len.store(page.len(), Relaxed);

@@ -1,8 +1,8 @@
-//! The first run: a datastore, a disk, and the lines with which one reaches it, so that there is something to see.
+//! The first run: creates a datastore and a disk, and prints how to connect to it, so that there is something to see.
 //!
 //! # Always true
-//! - It is due until it was done or the user has a datastore: a start that fails only puts it off.
-//! - Who removes what it made does not get it back.
+//! - It runs until it has succeeded once or the user has a datastore. If a start fails, the next start tries again.
+//! - If the user removes what it created, it is not created again.
 
 use std::fmt::Write;
 use std::fs;
@@ -21,17 +21,17 @@ use crate::store::Store;
 const DATASTORE: &str = "local";
 const DISK: &str = "disk0";
 
-/// Large enough to install something on; thin, so it costs nothing.
+/// Large enough to install something on. The disk is thin, so it costs no space.
 const SIZE: u64 = 1 << 30;
 
 /// Whether nothing was ever served from this root.
 pub(crate) fn is_due(root: &Root, store: &Store) -> Outcome<bool> {
-    // Written when the first disk is attached, and there for good: when none is attached any more, it says so.
+    // The file is written when the first disk is attached, and never removed: an empty list stays on disk.
     let served = root.state().join("attached.toml").exists();
     Ok(!served && store.datastores()?.is_empty() && is_bare(&root.local_datastore()))
 }
 
-/// Whether nobody's disks can lie in a folder: it is not there, or holds nothing but what hosts leave for each other.
+/// Whether a folder can contain no disks: it does not exist, or has only the files by which hosts coordinate.
 fn is_bare(folder: &Path) -> bool {
     match fs::read_dir(folder) {
         Ok(mut entries) => entries.all(|entry| {
@@ -41,8 +41,8 @@ fn is_bare(folder: &Path) -> bool {
     }
 }
 
-/// Makes datastore and disk, attaches it, and answers with what to tell the user. What fails leaves nothing behind that
-/// would be in the next one's way.
+/// Creates the datastore and the disk, attaches it, and returns the text for the user. A failure leaves nothing behind
+/// that would obstruct the next attempt.
 pub(crate) fn make(disk_service: &DiskService) -> Outcome<String> {
     let datastore: Name = DATASTORE.parse().expect("the constant is a valid name");
     let disk: Name = DISK.parse().expect("the constant is a valid name");
@@ -65,7 +65,7 @@ pub(crate) fn make(disk_service: &DiskService) -> Outcome<String> {
     welcome(disk_service, &disk)
 }
 
-/// What failed, and after it what was to undo it, if that failed too.
+/// The failure, followed by the failure to undo it, if that failed too.
 fn after(problem: Problem, undone: Outcome<()>) -> Problem {
     match undone {
         Ok(()) => problem,
@@ -86,7 +86,7 @@ fn welcome(disk_service: &DiskService, disk: &Name) -> Outcome<String> {
         ("in libvirt", SnippetFor::Libvirt),
     ];
     for (with, program) in programs {
-        // Without an NBD socket in the configuration there are no such lines to show.
+        // Without an NBD socket in the configuration there are no such lines.
         let Ok(snippet) = disk_service.snippet(disk, program) else {
             continue;
         };
@@ -101,7 +101,7 @@ fn welcome(disk_service: &DiskService, disk: &Name) -> Outcome<String> {
     Ok(text)
 }
 
-/// What the user is told by every later start: one line, to be followed by the dashboard's address.
+/// The text for the user at every later start: one line, to be followed by the dashboard's address.
 pub(crate) fn later(disks: usize) -> String {
     match disks {
         0 => "No disk is attached. Attach one: tidegate disk attach NAME. ".to_owned(),

@@ -1,7 +1,7 @@
 //! The daemon: reads configuration, plans it, runs the engine, and answers over REST.
 //!
-//! [`serve()`] is its life. Requests and files become decisions in `config::plan`. `disks::disk_service` applies them to
-//! the store (what lies on disk) and to the engine (what is attached). The data path is not here: the daemon accepts a
+//! [`serve()`] is its life cycle. Requests and files become decisions in `config::plan`. `disks::disk_service` applies
+//! them to the store (on disk) and to the engine (attached disks). The data path is not here: the daemon accepts a
 //! socket and negotiates with its client, then the engine takes both.
 //!
 //! # Always true

@@ -1,16 +1,16 @@
-//! Hears NBD clients out: accepts them, negotiates which disk they want, and hands their sockets to its I/O thread.
+//! The NBD listener: accepts clients, negotiates the disk, and passes their sockets to the disk's I/O thread.
 //!
-//! The protocol's words are the engine's ([`nbd::Handshake`]); here are the sockets, the clock and the limits. A
-//! client behind TLS is spliced: a task carries its bytes between the TLS connection and a socket pair, whose other
-//! end is negotiated with and handed over like any other.
+//! The engine implements the protocol ([`nbd::Handshake`]). This module has the sockets, the timeouts and the limits.
+//! A TLS client is spliced: a task copies its bytes between the TLS connection and a socket pair. The other end of the
+//! pair is negotiated with and passed on like a plain socket.
 //!
 //! # Always true
-//! - Not more clients are connected than [`ConnectionLimits`] has seats for, and places for those who have not chosen a
-//!   disk; further ones are closed at once.
+//! - The number of connected clients is limited by [`ConnectionLimits`]: its seats, and its places for clients that
+//!   have not chosen a disk. Further clients are closed at once.
 //! - A client that has not chosen a disk within [`PATIENCE`] is closed.
-//! - A client has its seat or place for as long as anything of it is here, and keeps nothing here for long once its
-//!   disk is done with it, or once it has vanished from the network.
-//! - A byte is read from a client only when the handshake needs it: what comes after belongs to TLS or the I/O thread.
+//! - A client occupies its seat or place while the daemon has any state of it. That state is freed soon after its disk
+//!   has finished with it, or after it has vanished from the network.
+//! - A byte is read from a client only when the handshake needs it. Later bytes belong to TLS or the I/O thread.
 
 use std::convert::Infallible;
 use std::io;
@@ -43,37 +43,37 @@ use connection_limits::{Ticket, Way};
 /// How long a client may take to choose its disk. A slow link needs a second; a person at `telnet` is not a client.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What cannot be done when the system refuses to.
+/// The failed action in error messages about accepting.
 const ACCEPT: &str = "cannot accept an NBD client";
 
-/// Bytes that a TLS connection carries between its two ends at a time.
+/// Buffer size per direction between a TLS connection and its socket pair.
 const SPLICE_BUFFER: usize = 256 << 10;
 
-/// How long a TLS client may take to read its last replies and hang up, after its disk is done with it. What is on its
-/// way then fits a few buffers.
+/// How long a TLS client may take to read its last replies and close, after its disk has finished with it. The replies
+/// still in transit then fit in a few buffers.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// A TCP client that says nothing for so long is asked whether it is still there, this often, before it counts as gone:
-/// two minutes after it vanished, well before another client would miss its seat, and no traffic to speak of.
+/// Keepalive for TCP clients: probes start after so long without traffic. A vanished client is closed after two
+/// minutes, well before another client would lack its seat. The extra traffic is negligible.
 const SILENCE: Duration = Duration::from_secs(60);
 const PROBE_EVERY: Duration = Duration::from_secs(10);
 const PROBES: u32 = 6;
 
-/// Where clients knock, and how they are let in.
+/// A listening socket and its security.
 pub(crate) struct Endpoint {
     pub(crate) socket: Listening,
     pub(crate) security: EndpointSecurity,
 }
 
-/// What a endpoint asks for.
+/// The security of an endpoint.
 #[derive(Clone)]
 pub(crate) enum EndpointSecurity {
-    /// Nothing: the socket's permissions, or loopback, are enough.
+    /// None: the socket's permissions, or loopback, are enough.
     Plain,
     Tls(TlsAcceptor),
 }
 
-/// Accepts clients at a endpoint for as long as the task lives.
+/// Accepts clients at an endpoint for as long as the task lives.
 pub(crate) async fn attend(endpoint: Endpoint, limits: ConnectionLimits) -> io::Result<()> {
     match endpoint.socket {
         Listening::Unix(listener) => {
@@ -95,7 +95,7 @@ pub(crate) async fn attend(endpoint: Endpoint, limits: ConnectionLimits) -> io::
             let listener = TcpListener::from_std(listener)?;
             loop {
                 let (socket, address) = accept::next(ACCEPT, |cx| listener.poll_accept(cx)).await;
-                // Answers are whole messages already; waiting to merge them only delays a guest.
+                // Replies are whole messages already; delaying them to merge them only slows the guest.
                 let _ = socket.set_nodelay(true);
                 if let Err(error) = keep_alive(&socket) {
                     tracing::debug!(%error, "an NBD client that vanishes will not be detected");
@@ -114,7 +114,7 @@ pub(crate) async fn attend(endpoint: Endpoint, limits: ConnectionLimits) -> io::
     }
 }
 
-/// Serves the client at the other end of a connected socket, in a limits of one seat, until it has left.
+/// Serves the client at the other end of a connected socket, with limits of one seat, until it has disconnected.
 pub(crate) async fn attend_one(
     socket: OwnedFd,
     security: EndpointSecurity,
@@ -135,7 +135,7 @@ pub(crate) async fn attend_one(
     } else {
         let socket = std::net::TcpStream::from(socket);
         socket.set_nonblocking(true)?;
-        // Answers are whole messages already.
+        // Replies are whole messages already.
         let _ = socket.set_nodelay(true);
         let socket = TcpStream::from_std(socket)?;
         lead(socket, peer, security, limits, ticket).await?;
@@ -144,7 +144,7 @@ pub(crate) async fn attend_one(
     Ok(())
 }
 
-/// Has the kernel end a connection whose other end has vanished: it would hold its seat for ever.
+/// Has the kernel close a connection whose peer has vanished; otherwise it would occupy its seat for ever.
 fn keep_alive(socket: &TcpStream) -> io::Result<()> {
     sockopt::set_tcp_keepidle(socket, SILENCE)?;
     sockopt::set_tcp_keepintvl(socket, PROBE_EVERY)?;
@@ -186,11 +186,11 @@ fn welcome(
     });
 }
 
-/// Why a client has no disk.
+/// The reason why a client has no disk.
 pub(crate) enum Gone {
-    /// It does not do what it must, and is to be told of.
+    /// It violated a requirement; this is logged.
     Refused(String),
-    /// It hung up, or fell silent, as anything does that only looks whether a port is open.
+    /// It disconnected or timed out, as a port scan does.
     Left(io::Error),
 }
 
@@ -210,7 +210,7 @@ impl From<tokio::time::error::Elapsed> for Gone {
     }
 }
 
-/// Leads one client from its first byte to its disk.
+/// Takes one client from its first byte to its disk.
 async fn lead<S>(
     mut socket: S,
     peer: &str,
@@ -280,7 +280,7 @@ enum End {
     StartTls,
 }
 
-/// Negotiates until the client has chosen, wants TLS, or says goodbye (`None`).
+/// Negotiates until the client has chosen, wants TLS, or aborts (`None`).
 async fn negotiate<S: AsyncRead + AsyncWrite + Unpin>(
     socket: &mut S,
     handshake: &mut Handshake,
@@ -328,7 +328,7 @@ fn finish(step: Step, looked_up: Option<Arc<Attached>>, left: &[u8]) -> io::Resu
     match step {
         Step::Finished(negotiated) => {
             let live = looked_up.filter(|live| live.is_called(&negotiated.export.name));
-            // It can have gone between the client's question and its choice.
+            // The disk may have been detached between the client's request and its choice.
             let live = live.ok_or_else(|| io::Error::other("the disk was detached meanwhile"))?;
             Ok(Some(End::Chosen((live, negotiated))))
         }
@@ -341,8 +341,8 @@ fn finish(step: Step, looked_up: Option<Arc<Attached>>, left: &[u8]) -> io::Resu
     }
 }
 
-/// Carries bytes between a private connection and the disk's end, until both have closed, or for as long as `linger` after
-/// the disk's end is `done`: when its sender is dropped. The ticket is held until then.
+/// Copies bytes between a private connection and the disk's end until both have closed. Stops at the latest `linger`
+/// after the disk's end is `done`, which is when its sender is dropped. Drops the ticket when it stops.
 fn splice<S>(
     mut private: S,
     inside: std::os::unix::net::UnixStream,
@@ -377,7 +377,7 @@ where
     Ok(())
 }
 
-/// A socket that can be given to somebody who does not know tokio.
+/// A socket that can be converted for code that does not use tokio.
 trait IntoOwnedFd {
     fn into_owned_fd(self) -> io::Result<OwnedFd>;
 }

@@ -1,21 +1,22 @@
-//! Tells the service manager how the daemon is (sd_notify), where there is one; otherwise does nothing.
+//! Notifications to the service manager about the daemon's state (sd_notify). Without a service manager it does
+//! nothing.
 
 use std::convert::Infallible;
 use std::time::Duration;
 
 use sd_notify::NotifyState;
 
-/// How long the manager shall have patience after it was last told that the daemon still starts: it is told three times
-/// meanwhile, so that one that is late by a moment does no harm.
+/// The start timeout that each notification requests. Notifications are three times as frequent, so a late one does no
+/// harm.
 const STARTING: Duration = Duration::from_secs(30);
 
-/// It serves.
+/// Reports that the daemon is ready.
 pub(crate) fn ready(status: &str) {
     send(&[NotifyState::Ready, NotifyState::Status(status)]);
 }
 
-/// Says what it does at its start and asks for more time for it, again and again until dropped. How long that takes is up
-/// to datastores: they would not answer sooner if the daemon were killed and started anew.
+/// Reports the start's progress and requests more time, repeatedly until dropped. The duration depends on datastores:
+/// they would not answer sooner if the daemon were killed and restarted.
 pub(crate) async fn starting(status: &str) -> Infallible {
     let us = u32::try_from(STARTING.as_micros()).unwrap_or(u32::MAX);
     let mut ticks = tokio::time::interval(STARTING / 3);
@@ -28,7 +29,7 @@ pub(crate) async fn starting(status: &str) -> Infallible {
     }
 }
 
-/// It is on its way out, for at most so long.
+/// Reports that the daemon is stopping and needs at most this long.
 pub(crate) fn stopping(at_most: Duration) {
     let us = u32::try_from(at_most.as_micros()).unwrap_or(u32::MAX);
     let status = NotifyState::Status("waiting for I/O in flight to end");
@@ -39,10 +40,10 @@ pub(crate) fn stopping(at_most: Duration) {
     ]);
 }
 
-/// Says "alive" twice in each period that the manager allows, if it wants to be told, until dropped.
+/// Sends a heartbeat twice in each period that the manager allows, if it has a watchdog, until dropped.
 ///
-/// It runs beside the control tasks: if those hang, it hangs, and the manager restarts the daemon. Guests carry on
-/// through reconnection.
+/// It runs on the runtime of the control tasks: if those hang, it hangs, and the manager restarts the daemon. Guests
+/// reconnect and continue.
 pub(crate) async fn watchdog() {
     let Some(period) = sd_notify::watchdog_enabled() else {
         return std::future::pending().await;

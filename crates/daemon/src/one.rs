@@ -1,9 +1,9 @@
-//! One disk, no state: for scripts, test suites and packagers.
+//! The server of one disk without stored state, for scripts, test suites and packagers.
 //!
 //! # Always true
-//! - Nothing is written but the named sockets (and the file itself); they are gone when it ends.
-//! - With `exit_with_parent` it ends when the process that started it does, however that ends.
-//! - A signal ends it at any time: in order once the image is open, at once while it is being opened.
+//! - It writes nothing but the named sockets (and the file itself). The sockets are removed when it ends.
+//! - With `exit_with_parent` it ends when its parent process ends, for whatever reason.
+//! - A signal stops it at any time: in order once the image is open, at once while it is being opened.
 
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
@@ -40,25 +40,25 @@ use crate::serve::Signals;
 /// NBD clients at a time: a script has few.
 const CONNECTIONS: usize = 256;
 
-/// Sockets of one disk are for the user who serves it.
+/// Mode of the sockets: only the user who serves the disk has access.
 const MODE: u32 = 0o600;
 
-/// What is to be served, and how.
+/// The disk to serve, and its options.
 #[derive(Clone, Debug)]
 pub struct OneOptions {
     /// `FILE`, `null:SIZE`, `memory:SIZE`, `emulated:MODEL,size=SIZE[,seed=N]` or an NBD URI.
     pub source: String,
-    /// Whether a file is served whatever its first bytes say that it is.
+    /// Whether a file is served even if its first bytes look like another format.
     pub raw: bool,
-    /// Where virtual machines knock.
+    /// The vhost-user socket for virtual machines.
     pub vhost_user: Option<PathBuf>,
-    /// Where NBD clients knock: a Unix socket.
+    /// The Unix socket for NBD clients.
     pub nbd: Option<PathBuf>,
-    /// Whether one NBD client is served, on a connected socket that is standard input.
+    /// Whether to serve one NBD client on a connected socket that is standard input.
     pub single: bool,
-    /// Certificates that NBD clients are shown; none: they are served in the clear.
+    /// The certificates for NBD clients; `None`: no TLS.
     pub tls: Option<TlsConfig>,
-    /// The stack, top first.
+    /// The filters, top first.
     pub filters: Vec<String>,
     /// Whether writes are refused.
     pub read_only: bool,
@@ -76,9 +76,9 @@ pub struct OneOptions {
     pub cpus: Vec<usize>,
     /// How many queues a virtual machine may use.
     pub queues: u16,
-    /// Data segments of one request that a virtual machine is told it may use.
+    /// Data segments of one request that are advertised to a virtual machine.
     pub seg_max: u16,
-    /// Bytes of the blocks that a guest is told.
+    /// Block size that is advertised to a guest, in bytes.
     pub block_size: u32,
     /// The disk's name, which is also its NBD export name (as is the empty one).
     pub name: Name,
@@ -87,7 +87,7 @@ pub struct OneOptions {
 }
 
 impl OneOptions {
-    /// To serve `source` with everything as it is by default, and no door yet.
+    /// Options to serve `source` with default values and no socket yet.
     ///
     /// # Panics
     /// Never: the default name is a name.
@@ -116,10 +116,10 @@ impl OneOptions {
     }
 }
 
-/// Serves one disk until told to stop by a signal.
+/// Serves one disk until a signal stops it.
 ///
 /// # Errors
-/// When the disk cannot be opened, no door was named or could be opened, or the disk did not end in peace.
+/// The disk cannot be opened, no socket was named or could be opened, or the disk was not detached cleanly.
 pub fn serve_one(options: OneOptions) -> anyhow::Result<()> {
     if options.exit_with_parent {
         tie_to_parent()?;
@@ -165,8 +165,8 @@ async fn live(
         cpus: options.cpus.clone(),
     })?;
     let disk = attach(&options, &host)?;
-    // Not before: while the image is opened, which its lock or its file system may make long, a signal just ends the
-    // process, and there is nothing yet to leave in order.
+    // Not before: opening the image may take long, because of its lock or its file system. Until then a signal just
+    // ends the process, since there is nothing to stop in order.
     let mut signals = Signals::new()?;
     let datastore = "none".parse().expect("the constant is a valid name");
     let live = Attached::new(options.name.clone(), datastore, disk);
@@ -194,7 +194,7 @@ async fn live(
     tasks.abort_all();
     disks.remove(&options.name);
     if let Some(socket) = &options.nbd {
-        // It may be gone already; nothing is lost with it.
+        // It may be gone already, which does no harm.
         let _ = std::fs::remove_file(socket);
     }
     drop(doors.vhost);
@@ -223,12 +223,12 @@ fn attach(options: &OneOptions, host: &Host) -> Outcome<host::Disk> {
     host.attach(&plan, opened, None)
 }
 
-/// Opens what is to be served; a file that is no image, or one of another format than raw, is refused.
+/// Opens the image. A file that is no image, or has a format other than raw, is refused.
 fn open(plan: &DiskPlan, raw: bool) -> Outcome<Opened> {
     let ImagePlan::File { path, .. } = &plan.image else {
         return host::open_reporting(&plan.image, plan.read_only);
     };
-    // What is not there is refused when it is opened.
+    // A missing file is refused when it is opened.
     if let Ok(there) = std::fs::metadata(path) {
         let what = format!("cannot serve {}", path.display());
         let instead = "give a plain file or a block device";
@@ -236,13 +236,13 @@ fn open(plan: &DiskPlan, raw: bool) -> Outcome<Opened> {
     }
     let opened = host::open_reporting(&plan.image, plan.read_only)?;
     if !raw {
-        // Under the lock: whoever had it before may have written to the file.
+        // Checked under the lock: its previous owner may have written to the file.
         formats::must_be_raw(path)?;
     }
     Ok(opened)
 }
 
-/// What is asked of NBD clients, by whatever socket they come.
+/// The security of all NBD sockets.
 fn security(options: &OneOptions) -> Outcome<EndpointSecurity> {
     let Some(tls) = &options.tls else {
         return Ok(EndpointSecurity::Plain);
@@ -255,7 +255,7 @@ fn security(options: &OneOptions) -> Outcome<EndpointSecurity> {
     Ok(EndpointSecurity::Tls(tls::server(&files)?.acceptor))
 }
 
-/// Says where the disk is reached. Whoever started us may not listen any more; that is no reason to end.
+/// Prints the disk's addresses. The process that started us may have closed its end; that is no reason to stop.
 fn tell(options: &OneOptions) {
     if let Some(socket) = &options.nbd {
         let uri = snippet::nbd_unix_uri(socket, options.name.as_str());
@@ -270,7 +270,7 @@ fn tell(options: &OneOptions) {
     }
 }
 
-/// Serves the client on standard input until it has left; for ever, if there is none.
+/// Serves the client on standard input until it has disconnected; for ever, if there is none.
 async fn serve_single(
     socket: Option<OwnedFd>,
     security: EndpointSecurity,
@@ -287,7 +287,7 @@ async fn serve_single(
     })
 }
 
-/// Every way to the disk.
+/// All sockets of the disk.
 struct Sockets {
     nbd: Vec<Listening>,
     vhost: Vec<VhostListener>,
@@ -307,7 +307,7 @@ fn doors(
             Listening::Unix(socket) if name == "vhost-user" => {
                 doors.vhost.push(VhostListener::on(socket, None, live)?);
             }
-            // Whoever hands over a TCP socket in the clear has chosen that; qemu-nbd and nbdkit do the same.
+            // A TCP socket without TLS was passed on purpose; qemu-nbd and nbdkit accept it too.
             socket => doors.nbd.push(socket),
         }
     }
@@ -328,7 +328,7 @@ fn plan(options: &OneOptions) -> Outcome<DiskPlan> {
         ImagePlan::Memory { size }
         | ImagePlan::Null { size }
         | ImagePlan::Emulated { size, .. } => *size,
-        // As large as the image is.
+        // The size is that of the image.
         ImagePlan::File { .. } | ImagePlan::Nbd { .. } => 0,
     };
     let uuid = crate::text::new_uuid()?;
@@ -364,7 +364,7 @@ fn plan(options: &OneOptions) -> Outcome<DiskPlan> {
     })
 }
 
-/// What is to be served, from its words.
+/// Parses the disk's source.
 fn image(source: &str, options: &OneOptions) -> Outcome<ImagePlan> {
     let size = |text: &str| -> Outcome<u64> {
         let size: Size = text.parse().map_err(|e| {
@@ -412,7 +412,7 @@ fn image(source: &str, options: &OneOptions) -> Outcome<ImagePlan> {
     })
 }
 
-/// Has the kernel end this process when its parent ends. To be called on the thread that lives as long as the process.
+/// Has the kernel end this process when its parent ends. Call it on a thread that lives as long as the process.
 fn tie_to_parent() -> anyhow::Result<()> {
     let parent = std::os::unix::process::parent_id();
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
@@ -479,7 +479,7 @@ mod tests {
         }
     }
 
-    /// What `serve-one` answers to such a file before it serves it.
+    /// The error of `serve-one` for such a file, if it refuses it.
     fn refused(path: &Path, raw: bool) -> Option<Problem> {
         let options = OneOptions::new(path.to_str().unwrap());
         open(&plan(&options).unwrap(), raw).err()

@@ -8,10 +8,10 @@ use tidegate_engine::datastore::condition::Harm;
 
 pub(crate) mod limits;
 
-/// What everything in the daemon that can fail answers.
+/// The result of everything in the daemon that can fail.
 pub(crate) type Outcome<T> = Result<T, Problem>;
 
-/// What has befallen an image, and why that is so: each half of a sentence.
+/// Describes harm to an image and its consequence, each as half of a sentence.
 pub(crate) fn harm(harm: Harm) -> (&'static str, &'static str) {
     match harm {
         Harm::FlushesFail => ("its flushes fail", "data written to it may not be durable"),
@@ -26,7 +26,7 @@ pub(crate) fn harm(harm: Harm) -> (&'static str, &'static str) {
     }
 }
 
-/// A problem whose cause is an I/O error; its sort and, where it helps, its remedy follow from the error's kind.
+/// A problem whose cause is an I/O error. The error's kind determines its code and, where useful, its remedy.
 pub(crate) fn io(what: impl Into<String>, error: &io::Error) -> Problem {
     if let Some(remedy) = limits::remedy(error) {
         return Problem::new(ProblemCode::Exhausted, what)
@@ -38,7 +38,7 @@ pub(crate) fn io(what: impl Into<String>, error: &io::Error) -> Problem {
         .remedy(remedy(error.kind()))
 }
 
-/// The sort of failure that an error of the system is.
+/// The problem code of an I/O error's kind.
 fn code(kind: io::ErrorKind) -> ProblemCode {
     match kind {
         io::ErrorKind::NotFound => ProblemCode::NotFound,
@@ -49,7 +49,7 @@ fn code(kind: io::ErrorKind) -> ProblemCode {
     }
 }
 
-/// What to do about an error of the system of which nothing is known but its kind.
+/// The remedy for a system error of which only the kind is known.
 pub(crate) fn remedy(kind: io::ErrorKind) -> String {
     let remedy = match kind {
         io::ErrorKind::NotFound => {
@@ -99,7 +99,7 @@ pub(crate) fn remedy(kind: io::ErrorKind) -> String {
     remedy.to_owned()
 }
 
-/// What to do where the system does not let this process have something.
+/// The remedy for a missing permission of this process.
 pub(crate) fn permit() -> String {
     format!(
         "let user {} do that, who the daemon runs as (see `namei -l` for each directory of the path), or run it as another",
@@ -107,17 +107,17 @@ pub(crate) fn permit() -> String {
     )
 }
 
-/// A problem of the asker's making.
+/// A problem caused by an invalid request.
 pub(crate) fn invalid(what: impl Into<String>) -> Problem {
     Problem::new(ProblemCode::Invalid, what)
 }
 
-/// A problem of a value that a disk cannot have.
+/// A problem of a value that is out of range for a disk.
 pub(crate) fn out_of_range(what: impl Into<String>, error: &OutOfRange) -> Problem {
     invalid(what).because_of(error).remedy(&error.remedy)
 }
 
-/// Runs blocking work beside the asynchronous ones.
+/// Runs blocking work on a thread that may block.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Outcome<T> + Send + 'static,
 ) -> Outcome<T> {
@@ -127,7 +127,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
     }
 }
 
-/// A problem of the daemon's own making.
+/// A problem caused by a failure of the daemon itself.
 pub(crate) fn failed(error: &dyn std::error::Error) -> Problem {
     Problem::new(ProblemCode::Internal, "the daemon failed while it did this")
         .because(error)
@@ -141,7 +141,7 @@ mod tests {
 
     use super::*;
 
-    /// What no order on a disk or a datastore runs into: the daemon's own start and end, and browsers.
+    /// Sources without commands on disks or datastores: the daemon's own start and end, and browsers.
     const OTHERS: [&str; 4] = ["serve.rs", "one.rs", "tls.rs", "dashboard"];
 
     #[test]
@@ -169,7 +169,7 @@ mod tests {
         }
     }
 
-    /// Each place in the source that makes a problem says what to do before the next one makes another.
+    /// Each place in the source that creates a problem states its remedy before the next problem is created.
     #[test]
     fn no_problem_of_a_disk_or_datastore_is_made_without_a_remedy() {
         let mut made = 0;

@@ -1,4 +1,5 @@
-//! References that are made of the program itself, so that they cannot lie: configuration, metrics, REST.
+//! Reference documents that are generated from the program itself, so that they are correct: configuration, metrics,
+//! REST.
 
 use std::fmt::Write;
 
@@ -54,7 +55,7 @@ pub fn config_reference() -> String {
     text
 }
 
-/// One table of the file: first its own keys, then the tables in it.
+/// One table of the file: its own keys first, then its subtables.
 fn section(text: &mut String, root: &serde_json::Value, schema: &serde_json::Value, path: &str) {
     let Some(properties) = schema["properties"].as_object() else {
         return;
@@ -93,7 +94,7 @@ fn section(text: &mut String, root: &serde_json::Value, schema: &serde_json::Val
     }
 }
 
-/// The table that a property is, or is a list of.
+/// The table of a property that is a table or a list of tables.
 fn table_in<'a>(
     root: &'a serde_json::Value,
     property: &'a serde_json::Value,
@@ -108,7 +109,7 @@ fn table_in<'a>(
         .then_some((property, false))
 }
 
-/// Follows a reference, and takes the real one of "this or null".
+/// Resolves a reference; of "this or null", takes the type that is not null.
 fn resolve<'a>(
     root: &'a serde_json::Value,
     schema: &'a serde_json::Value,

@@ -1,12 +1,12 @@
 //! The REST interface: HTTP over a Unix socket, each route with its handler, and errors as problems.
 //!
-//! A handler only translates: a request becomes a call of the disk service on a thread that may block, and the result
+//! A handler only translates. A request becomes a call of the disk service on a thread that may block, and the result
 //! becomes JSON. Each file below has a `routes` function with its handlers. [`routes`] merges them, and makes both the
 //! router and the OpenAPI document ([`document`]).
 //!
 //! # Always true
 //! - Every [`tidegate_api::routes::Route`] has a handler, and every handler has such a route (tested below).
-//! - Every failure is answered with a [`Problem`] and a status of 400 or more: also bad JSON and unknown paths.
+//! - Every failure is answered with a [`Problem`] and a status of 400 or more, including bad JSON and unknown paths.
 //! - A body of more than [`BODY`] bytes is refused before it is read.
 
 use std::collections::BTreeMap;
@@ -40,7 +40,7 @@ mod groups;
 mod jobs;
 mod stats;
 
-/// The largest order: far more than any of ours needs.
+/// The largest request body: far more than any command needs.
 pub(crate) const BODY: usize = 256 << 10;
 
 type Shared = State<Arc<Daemon>>;
@@ -81,7 +81,7 @@ async fn unknown(request: Request) -> Failure {
     Failure(problem.remedy("/openapi.json lists all paths"))
 }
 
-/// A route is there, but not for this method. Which it is for, axum adds as `Allow`.
+/// The path exists, but not for this method. Axum adds the allowed methods as `Allow`.
 async fn wrong_method(request: Request) -> Failure {
     let path = request.uri().path();
     let problem = Problem::new(
@@ -91,7 +91,7 @@ async fn wrong_method(request: Request) -> Failure {
     Failure(problem.remedy("use a method that the answer's Allow header or /openapi.json names"))
 }
 
-/// A problem as an answer.
+/// A problem as an HTTP response.
 struct Failure(Problem);
 
 impl From<Problem> for Failure {
@@ -122,21 +122,21 @@ impl utoipa::IntoResponses for Failure {
     }
 }
 
-/// The same for what stands before the routes.
+/// The same for layers in front of the routes.
 pub(crate) fn failure(problem: Problem) -> Response {
     Failure(problem).into_response()
 }
 
 type Answer<T> = Result<Json<T>, Failure>;
 
-/// Answers with what blocking work makes.
+/// Answers with the result of blocking work.
 async fn work<T: Serialize + Send + 'static>(
     work: impl FnOnce() -> Outcome<T> + Send + 'static,
 ) -> Answer<T> {
     Ok(Json(os_error::blocking(work).await?))
 }
 
-/// Answers with what blocking work on the thing of a name makes.
+/// Answers with the result of blocking work on the named object.
 async fn work_on<T: Serialize + Send + 'static>(
     daemon: Arc<Daemon>,
     of: String,
@@ -145,7 +145,7 @@ async fn work_on<T: Serialize + Send + 'static>(
     work(move || order(&daemon.services.disk_service, &name(&of)?)).await
 }
 
-/// Does blocking work that leaves nothing of the thing of a name to answer with.
+/// Does blocking work that removes the named object; the answer has no body.
 async fn erase(
     daemon: Arc<Daemon>,
     of: String,
@@ -176,7 +176,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
     }
 }
 
-/// Why a body could not be read.
+/// The problem of a body that could not be read.
 fn unread(error: &BytesRejection) -> Problem {
     match error.status() {
         StatusCode::PAYLOAD_TOO_LARGE => too_long(),
@@ -184,14 +184,14 @@ fn unread(error: &BytesRejection) -> Problem {
     }
 }
 
-/// A request's body did not come whole.
+/// The problem of a request body that arrived incomplete.
 pub(crate) fn broken_off(why: &str) -> Problem {
     os_error::invalid("cannot read the request's body")
         .because(why)
         .remedy("send as many bytes as Content-Length says")
 }
 
-/// A request's body is longer than any that makes sense.
+/// The problem of a request body that is longer than [`BODY`].
 pub(crate) fn too_long() -> Problem {
     Problem::new(ProblemCode::TooLarge, "cannot read the request's body")
         .because(format!("it is longer than {} KiB", BODY >> 10))
@@ -254,7 +254,7 @@ pub(crate) fn document() -> String {
     text
 }
 
-/// The media type of JSON, for answers that are text already.
+/// A JSON response whose text is already serialised.
 fn json(text: String) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], text).into_response()
 }

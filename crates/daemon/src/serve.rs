@@ -1,9 +1,11 @@
-//! The daemon's life: configuration, plan, engine, listeners; it serves until a signal stops it, and stops in order.
+//! The daemon's life cycle: read configuration, start the engine and listeners, serve until a signal, and stop in
+//! order.
 //!
 //! # Always true
-//! - Nothing listens before the root is locked, so two daemons never fight over one root's sockets.
-//! - It stops in the reverse order: no new orders, no new clients, what is in flight ends, images are let go.
-//! - A second signal while it stops ends the process at once: the operator knows best.
+//! - Nothing listens before the root is locked, so two daemons never compete for one root's sockets.
+//! - It stops in the reverse order: it refuses new commands, then new clients; I/O in flight completes; images are
+//!   closed.
+//! - A second signal during the stop ends the process at once.
 //!
 //! # Picture
 //! ```text
@@ -46,23 +48,23 @@ use crate::store::Store;
 
 use crate::rest::api_listener::ApiListener;
 
-/// How long answers to requests that are under way may take once the daemon stops.
+/// Time limit for requests in progress once the daemon stops.
 const GOODBYE: Duration = Duration::from_secs(2);
 
-/// How long stopping may take in all: disks end side by side, so it is not multiplied by their number.
+/// Time limit for the whole stop. Disks are detached in parallel, so it does not grow with their number.
 const STOPPING: Duration = Duration::from_secs(20);
 
 /// Serves until a signal stops it.
 ///
 /// # Errors
-/// When it cannot start, or when a disk did not end in peace.
+/// It cannot start, or a disk was not detached cleanly.
 pub fn serve(options: ServeOptions) -> anyhow::Result<()> {
     let prepared = prepare::prepare(&options)?;
     let Prepared { filter, plan, .. } = &prepared;
     log::start(filter.clone(), plan.log.format)?;
     limits::raise_all();
     limits::mask_modes();
-    // Control work needs little; two threads keep one slow answer from delaying all others.
+    // Control work needs little; with two threads one slow answer does not delay all others.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("control")
@@ -70,7 +72,7 @@ pub fn serve(options: ServeOptions) -> anyhow::Result<()> {
         .build()
         .context("cannot start the control threads")?;
     let ended = runtime.block_on(live(prepared));
-    // Calls that hang on a dead datastore must not keep the process.
+    // Calls that hang on a dead datastore must not delay the process's end.
     runtime.shutdown_timeout(GOODBYE);
     Ok(ended?)
 }
@@ -106,7 +108,7 @@ async fn live(prepared: Prepared) -> Outcome<()> {
         nbd_socket,
     ));
 
-    // Files of sockets that somebody else made are not ours to remove.
+    // Socket files that another process created are not ours to remove.
     let mut ours = Vec::new();
     let api = take(&mut inherited, "api");
     let api = match api {
@@ -165,7 +167,7 @@ async fn live(prepared: Prepared) -> Outcome<()> {
         Ok(welcome)
     });
     let welcome = tokio::select! {
-        // First of all: the service manager gets its message in any case.
+        // Polled first: the service manager gets its message in any case.
         biased;
         never = notify::starting("attaching disks") => match never {},
         welcome = welcome => welcome?,
@@ -183,7 +185,7 @@ async fn live(prepared: Prepared) -> Outcome<()> {
     daemon.set_state(State::Serving);
     let status = format!("serving disks: {}", disks.names().len());
     tracing::info!(root = %root.path().display(), api = %plan.api.socket.display(), "{status}");
-    // Whoever started us may not listen any more; that is no reason to end.
+    // The process that started us may have closed its end; that is no reason to stop.
     let welcome = welcome.unwrap_or_else(|| first_run::later(disks.names().len()));
     let dashboard = daemon.dashboard_url();
     let dashboard = dashboard.map_or_else(String::new, |url| format!("Dashboard: {url}"));
@@ -200,7 +202,8 @@ async fn live(prepared: Prepared) -> Outcome<()> {
     stop(&daemon, &ours, answering, signals).await
 }
 
-/// Removes what exports left that the last daemon's end cut short: beside us, since a file server may not answer.
+/// Removes leftovers of exports that the last daemon's end interrupted. Runs in a thread of its own, since a file
+/// server may hang.
 fn remove_leftovers(disk_service: &DiskService) {
     let jobs = Arc::clone(disk_service.jobs());
     let remove = std::thread::Builder::new()
@@ -223,7 +226,7 @@ async fn stop(
     daemon.services.stop().cancel();
     daemon.services.disk_service.jobs().cancel_all();
     for socket in sockets {
-        // One that is gone already need not be removed.
+        // A socket file that is gone already need not be removed.
         let _ = std::fs::remove_file(socket);
     }
     let ending = daemon.services.disk_service.end()?;
@@ -254,7 +257,7 @@ async fn stop(
     }
 }
 
-/// Where NBD clients of this host connect: the planned sockets, or the inherited ones in their place.
+/// The Unix sockets for NBD clients of this host: the planned ones, or the inherited ones instead.
 fn unix_endpoints(plan: &Plan, inherited: Vec<Inherited>) -> Outcome<Vec<(Endpoint, NbdListener)>> {
     let mut endpoints = Vec::new();
     let handed_over = !inherited.is_empty();
@@ -297,7 +300,7 @@ fn unix_endpoints(plan: &Plan, inherited: Vec<Inherited>) -> Outcome<Vec<(Endpoi
     Ok(endpoints)
 }
 
-/// Where NBD clients of other hosts connect.
+/// The TCP sockets for NBD clients of other hosts.
 fn tcp_endpoints(
     planned: Vec<TcpEndpoint>,
     certificates: &mut Certificates,
@@ -357,7 +360,7 @@ impl Signals {
         })
     }
 
-    /// The next one.
+    /// Waits for the next signal.
     pub(crate) async fn next(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}

@@ -29,7 +29,7 @@ impl Services {
         &self.stop
     }
 
-    /// Ends when the daemon stops.
+    /// Returns when the daemon stops.
     pub(crate) async fn stopped(&self) {
         self.stop.cancelled().await;
     }

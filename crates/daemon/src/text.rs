@@ -9,23 +9,23 @@ use crate::os_error::{self, Outcome};
 /// A fresh identity.
 pub(crate) fn new_uuid() -> Outcome<Uuid> {
     let mut bytes = [0; 16];
-    // At most 256 bytes are never cut short, once the kernel has gathered its first entropy.
+    // Reads of up to 256 bytes are never partial once the kernel's entropy pool is ready.
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
         .map_err(|e| os_error::io("cannot make a uuid", &e.into()))?;
     Ok(Uuid::from_random(bytes))
 }
 
-/// Bytes in hexadecimal, as the identity of a host or a run is written.
+/// Formats bytes in hexadecimal, as for the identity of a host or a run.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A path as a shell takes it.
+/// Quotes a path for a shell.
 pub(crate) fn quoted(path: &Path) -> String {
     shell(&path.display().to_string())
 }
 
-/// Words as a shell takes them.
+/// Quotes words for a shell.
 pub(crate) fn shell(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=,:@%".contains(c);
     match text.chars().all(plain) {
@@ -34,7 +34,7 @@ pub(crate) fn shell(text: &str) -> String {
     }
 }
 
-/// As a float, for showing: beyond 2^53 the last digits do not matter to anybody.
+/// Converts to a float for display: beyond 2^53 the last digits do not matter.
 #[expect(clippy::cast_precision_loss, reason = "for showing only")]
 pub(crate) fn float(number: u64) -> f64 {
     number as f64

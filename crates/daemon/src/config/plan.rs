@@ -1,11 +1,11 @@
-//! The checked plan: the one place where configuration becomes decisions.
+//! The checked plan: the one place where configuration is turned into decisions.
 //!
-//! `serve` reads a [`Config`], `disk_service` a [`Descriptor`]; what they get from here has no text that means something, no
-//! option that means "default", and no number without a unit. Whatever makes no sense is refused here, by its key.
+//! `serve` reads a [`Config`], and `disk_service` a [`Descriptor`]. The plans made here have no text to be parsed, no
+//! option that means "default", and no number without a unit. Invalid settings are refused here, with their key.
 //!
 //! # Always true
-//! - A plan that was made can be carried out, as far as can be known without touching anything.
-//! - TCP without TLS is planned on loopback addresses only, and only if that was asked for by name.
+//! - A plan can be carried out, as far as this can be known without touching anything.
+//! - TCP without TLS is planned only on loopback addresses, and only if the configuration requests it explicitly.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -25,31 +25,31 @@ use crate::store::Found;
 pub(crate) mod filters;
 pub(crate) mod policy;
 
-/// How long an I/O thread looks for more work before it sleeps, at most: more than a guest takes between the answer to one
-/// request and its next where it has to wake up first. Whether that or a quarter of it is better, the thread finds out.
+/// Longest time that an I/O thread polls for work before it sleeps. It exceeds the time from a guest's completion to
+/// its next request, including the guest's wake-up. The thread measures whether this or a quarter of it is better.
 const POLL: Duration = Duration::from_micros(200);
 
-/// The most I/O threads that are started unasked: one thread serves many disks, and the CPUs are the guests'.
+/// The most I/O threads by default: one thread serves many disks, and the CPUs are for the guests.
 const MOST_THREADS_UNASKED: usize = 4;
 
-/// The most I/O threads at all. More than this is a slip of the hand.
+/// The most I/O threads at all. A higher number is a mistake.
 const MOST_THREADS: u16 = 256;
 
-/// NBD clients at a time, if nothing is said: every disk of a full host twice over.
+/// NBD clients at a time, by default: twice the disks of a full host.
 const CONNECTIONS: usize = 1024;
 
-/// Where browsers find the dashboard, if nothing is said: TIDE on a telephone's keys.
+/// Default address of the dashboard: TIDE on a telephone's keys.
 const DASHBOARD: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8433);
 
-/// What a daemon is to be.
+/// The plan of a daemon.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Plan {
-    /// What people call this host.
+    /// The name that people use for this host.
     pub(crate) host_name: String,
     pub(crate) threads: ThreadsPlan,
     pub(crate) api: ApiPlan,
     pub(crate) nbd: NbdPlan,
-    /// None: it has no address.
+    /// `None`: no dashboard.
     pub(crate) dashboard: Option<DashboardPlan>,
     pub(crate) log: LogPlan,
 }
@@ -92,19 +92,19 @@ pub(crate) enum Security {
 pub(crate) struct TlsFiles {
     pub(crate) certificate: PathBuf,
     pub(crate) key: PathBuf,
-    /// Whose clients are let in; none: everybody's.
+    /// The authority whose clients are admitted; `None`: all clients.
     pub(crate) client_ca: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DashboardPlan {
     pub(crate) address: SocketAddr,
-    /// Whether another port of the same address will do: the configuration names none.
+    /// Whether another port of the same address may be used, because the configuration names none.
     pub(crate) any_port: bool,
-    /// Whether the configuration says anything of it. If not, a host without it serves all the same.
+    /// Whether the configuration mentions the dashboard. If not, a host that cannot open it serves anyway.
     pub(crate) asked: bool,
     pub(crate) token: Option<PathBuf>,
-    /// The token of those who read metrics and nothing else.
+    /// The token that allows reading metrics, and nothing else.
     pub(crate) metrics_token: Option<PathBuf>,
     pub(crate) tls: Option<TlsFiles>,
 }
@@ -115,7 +115,7 @@ pub(crate) struct LogPlan {
     pub(crate) format: LogFormat,
 }
 
-/// What is known about the machine when a plan is made.
+/// The facts about the machine when a plan is made.
 #[derive(Clone, Debug)]
 pub(crate) struct Machine {
     pub(crate) cpus: usize,
@@ -126,7 +126,7 @@ pub(crate) struct Machine {
 }
 
 impl Plan {
-    /// The plan that a configuration asks for.
+    /// Makes the plan of a configuration.
     pub(crate) fn new(config: &Config, root: &Root, machine: Machine) -> Outcome<Plan> {
         Ok(Plan {
             host_name: host_name(config, &machine)?,
@@ -274,7 +274,7 @@ pub(crate) fn tcp_plan(tcp: &NbdTcp, root: &Root) -> Outcome<TcpPlan> {
     Ok(TcpPlan { address, security })
 }
 
-/// Where browsers knock. Whoever reaches an address that is not loopback must log in, and is not overheard.
+/// The dashboard's plan. An address that is not loopback needs a login and encryption.
 fn dashboard(config: &Config, root: &Root) -> Outcome<Option<DashboardPlan>> {
     let config = &config.dashboard;
     let (address, any_port) = match config.listen.as_deref() {
@@ -324,18 +324,18 @@ fn bad(key: &str, why: impl std::fmt::Display) -> Problem {
         .remedy("correct it; see docs/config.md")
 }
 
-/// Who named an image's path, and so what may be there.
+/// The origin of an image's path, which determines what kinds of file it may name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NamedBy {
     /// An operator of this host: a file or a block device.
     Operator,
-    /// Nobody: it is the image that lies beside its descriptor. A file.
+    /// No path was named: the image is in the same directory as its descriptor. A file.
     Datastore,
-    /// A descriptor, to which others may write. A block device.
+    /// A descriptor, which others may write. A block device.
     Descriptor,
 }
 
-/// Where a disk's bytes are.
+/// The storage of a disk's bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ImagePlan {
     /// A file or a block device.
@@ -354,7 +354,7 @@ pub(crate) enum ImagePlan {
     Emulated { model: String, size: u64 },
 }
 
-/// What a disk is to be, once it is attached.
+/// The settings of an attached disk.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct DiskPlan {
     pub(crate) name: String,
@@ -401,7 +401,7 @@ pub(crate) fn disk(found: &Found) -> Outcome<DiskPlan> {
     })
 }
 
-/// Where the bytes of a disk on a datastore are.
+/// The storage of the bytes of a disk on a datastore.
 pub(crate) fn image(found: &Found) -> ImagePlan {
     let size = found.descriptor.size.0;
     match &found.settings {
@@ -433,14 +433,14 @@ pub(crate) fn image(found: &Found) -> ImagePlan {
     }
 }
 
-/// A server's URI with an export's name put in: `nbd://host` becomes `nbd://host/name`.
+/// Adds an export's name to a server's URI: `nbd://host` becomes `nbd://host/name`.
 pub(crate) fn export_uri(server: &str, export: &str) -> String {
     let (base, query) = match server.split_once('?') {
         Some((base, query)) => (base, format!("?{query}")),
         None => (server, String::new()),
     };
     let after_scheme = base.find("://").map_or(0, |at| at + 3);
-    // A path that is there already names the export, or is the root of nothing.
+    // An existing path is dropped: it names an export already, or is just the root.
     let base = match base[after_scheme..].find('/') {
         Some(slash) => &base[..after_scheme + slash],
         None => base,

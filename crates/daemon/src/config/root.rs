@@ -23,7 +23,7 @@ use crate::files;
 use crate::os_error::{self, Outcome};
 use crate::text;
 
-/// What to do where a root cannot be made.
+/// The remedy if a root cannot be created.
 fn elsewhere(kind: std::io::ErrorKind) -> String {
     use std::io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
     match kind {
@@ -41,22 +41,22 @@ const SYSTEM: &str = "/var/lib/tidegate";
 const SYSTEM_RUN: &str = "/run/tidegate";
 const SYSTEM_CONFIG: &str = "/etc/tidegate/tidegate.toml";
 
-/// Where everything of one daemon is.
+/// The directories of one daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Root {
     path: PathBuf,
     run: PathBuf,
 }
 
-/// Held as long as the daemon lives, so that there is one to a root.
+/// The lock of a root, owned as long as the daemon lives, so that a root has only one daemon.
 #[derive(Debug)]
 pub(crate) struct RootLock {
     file: File,
 }
 
 impl RootLock {
-    /// Keeps the lock until the process has ended with all its threads: until then one of them may write to a disk. Returns
-    /// the lock's identity, which a copy of the root does not have.
+    /// Holds the lock until the process has ended with all its threads: until then one of them may write to a disk.
+    /// Returns the lock's identity, which a copy of the root does not have.
     pub(crate) fn until_the_end(self) -> Outcome<[u8; 16]> {
         let identity = lock_identity(&self.file)
             .map_err(|e| os_error::io("cannot read the root's lock", &e))?;
@@ -66,8 +66,8 @@ impl RootLock {
 }
 
 impl Root {
-    /// The root that is meant: the given one, else `TIDEGATE_ROOT`, else the system's for the superuser and one in
-    /// the user's data directory for others.
+    /// Finds the root: the given one, else `TIDEGATE_ROOT`. The default is the system's root for the superuser, and
+    /// one in the user's data directory for others.
     pub fn find(given: Option<PathBuf>) -> anyhow::Result<Root> {
         let named = given.or_else(|| variable("TIDEGATE_ROOT"));
         let path = match named {
@@ -85,7 +85,7 @@ impl Root {
     }
 
     fn at(path: &Path) -> Root {
-        // The system's daemon is given /run/tidegate by its unit; one started by hand makes do with its root.
+        // The unit of the system's daemon creates /run/tidegate. A daemon started by hand uses its root instead.
         let system = path == Path::new(SYSTEM) && Path::new(SYSTEM_RUN).is_dir();
         let run = if system {
             PathBuf::from(SYSTEM_RUN)
@@ -127,7 +127,7 @@ impl Root {
         self.run.join("disks").join(format!("{disk}.sock"))
     }
 
-    /// Where its sockets are.
+    /// The directory of its sockets.
     pub(crate) fn run(&self) -> &Path {
         &self.run
     }
@@ -140,10 +140,10 @@ impl Root {
         self.path.join("local")
     }
 
-    /// Makes the directories that are missing.
+    /// Creates the directories that are missing.
     pub(crate) fn create(&self) -> Outcome<()> {
         for folder in [self.state(), self.run.join("disks")] {
-            // Guests' disks are nobody else's business; the API socket's own mode lets a group in.
+            // Only the owner may write here; the API socket's own mode gives a group access.
             let made = fs::DirBuilder::new()
                 .recursive(true)
                 .mode(0o755)
@@ -156,7 +156,7 @@ impl Root {
         Ok(())
     }
 
-    /// Whether [`Root::create`] and what follows could do their work, without doing it.
+    /// Checks whether [`Root::create`] and the later steps would succeed, without doing them.
     pub(crate) fn check(&self) -> Outcome<()> {
         let what = |folder: &Path| format!("cannot create {}", folder.display());
         for folder in [self.state(), self.run.join("disks")] {
@@ -185,8 +185,8 @@ impl Root {
         made && !self.run.exists()
     }
 
-    /// The process that serves this root now, by the kernel's own list of locks: asking by a lock would keep one that
-    /// starts at this moment from it.
+    /// The process that serves this root now, from the kernel's list of locks. Testing with a lock of our own could
+    /// make a daemon fail that starts at this moment.
     pub(crate) fn daemon(&self) -> Option<u32> {
         let lock = fs::metadata(self.state().join("lock")).ok()?;
         let locks = fs::read_to_string("/proc/locks").ok()?;
@@ -202,7 +202,7 @@ impl Root {
         })
     }
 
-    /// This host's identity among those that share datastores: drawn once, and kept.
+    /// This host's identity among those that share datastores: drawn once, then stored.
     pub(crate) fn host_id(&self) -> Outcome<[u8; 16]> {
         if let Some(id) = self.known_host_id()? {
             return Ok(id);
@@ -215,7 +215,7 @@ impl Root {
         Ok(id)
     }
 
-    /// The identity that was drawn, if one was.
+    /// The stored identity, if there is one.
     fn known_host_id(&self) -> Outcome<Option<[u8; 16]>> {
         let path = self.state().join("host-id");
         let text = match files::read(&path, 64) {
@@ -240,7 +240,7 @@ impl Root {
         }
     }
 
-    /// Takes the root for this process, until the lock is dropped or the process ends, however it ends.
+    /// Locks the root for this process, until the lock is dropped or the process ends, for whatever reason.
     pub(crate) fn lock(&self) -> Outcome<RootLock> {
         let path = self.state().join("lock");
         let what = || format!("cannot lock {}", path.display());
@@ -272,7 +272,7 @@ impl Root {
             }
             Err(TryLockError::Error(error)) => return Err(os_error::io(what(), &error)),
         }
-        // For the message above only: the lock is the kernel's, not the text's.
+        // Only for the message above: the kernel owns the lock, not the text.
         let noted = file
             .set_len(0)
             .and_then(|()| file.rewind())

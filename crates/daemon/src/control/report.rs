@@ -1,6 +1,6 @@
 //! The state of a datastore's I/O control, as REST reports it.
 //!
-//! Pure: a report, and what this host calls the disks, go in; the answer comes out.
+//! Pure: takes a report and this host's names of the disks, and returns the answer.
 
 use crate::text::hex;
 use std::collections::BTreeMap;
@@ -23,11 +23,11 @@ const COST: f64 = 256.0;
 /// Whole of the part of the reservations that is met.
 const THETA: f64 = 65_536.0;
 
-/// The governor lets go when latency was so far below the threshold for so long (`governor/steer.rs` in core).
+/// The governor disengages when latency was so far below the threshold for so long (`governor/steer.rs` in core).
 const LETS_GO_TENTHS: u64 = 6;
 const LETS_GO_AFTER: &str = "10 s";
 
-/// The control of a datastore as it is told. `names`: the disks that this host knows there.
+/// The control of a datastore as REST reports it. `names`: the disks that this host knows there.
 pub(crate) fn tell(
     running: &Running,
     report: &Report,
@@ -69,7 +69,7 @@ pub(crate) fn tell(
     }
 }
 
-/// How far control goes, as it is written.
+/// The I/O control mode in the API's type.
 pub(crate) fn mode(mode: Mode) -> IoControlMode {
     match mode {
         Mode::On => IoControlMode::On,
@@ -78,7 +78,7 @@ pub(crate) fn mode(mode: Mode) -> IoControlMode {
     }
 }
 
-/// Where it engages, as it is written.
+/// The congestion threshold in the API's type.
 pub(crate) fn threshold(threshold: Threshold) -> CongestionThreshold {
     match threshold {
         Threshold::Auto => CongestionThreshold::Auto,
@@ -87,12 +87,12 @@ pub(crate) fn threshold(threshold: Threshold) -> CongestionThreshold {
     }
 }
 
-/// A disk's identity among hosts, as it is written.
+/// A disk's identity among hosts, as text.
 pub(crate) fn key(key: DiskKey) -> String {
     format!("{:016x}", key.0)
 }
 
-/// What people call a host, if it says so.
+/// The name that people use for a host, if the host publishes one.
 pub(crate) fn host_name(host: &governor::HostReport) -> Option<String> {
     let name: String = host.name.chars().collect();
     (!name.is_empty()).then_some(name)
@@ -140,7 +140,7 @@ fn disks_there<'a>(
     names: &'a BTreeMap<DiskKey, Name>,
 ) -> impl Iterator<Item = DiskControl> + 'a {
     host.told.iter().map(|disk| DiskControl {
-        // Several disks in one have the identity of one of them.
+        // A merged entry stands for several disks, but has the key of only one of them.
         disk: names.get(&disk.key).filter(|_| !disk.merged).cloned(),
         key: key(disk.key),
         host: hex(&host.host),
@@ -156,7 +156,7 @@ fn disks_there<'a>(
     })
 }
 
-/// Why control is engaged, or is not.
+/// Explains why control is engaged or not.
 fn why(known: &governor::Report) -> String {
     if known.mode == Mode::Off {
         return "I/O control is off: only limits apply".to_owned();
@@ -185,7 +185,7 @@ fn why(known: &governor::Report) -> String {
     says.join("; ")
 }
 
-/// The latency beside the threshold, as they are now.
+/// Compares the current latency with the threshold.
 fn seen(known: &governor::Report) -> String {
     let latency = known.latency;
     if latency == Span::ZERO {

@@ -1,23 +1,23 @@
-//! The log of refused clients: each reason once.
+//! The log of refused clients, which logs each reason once.
 //!
-//! Whoever reaches a port can be refused as often as it likes, from as many addresses as it has: the log is not theirs to
-//! fill.
+//! A client that reaches a port can be refused any number of times, from any number of addresses. The limits below
+//! prevent it from flooding the log.
 //!
 //! # Always true
-//! - One address is told of with one reason once within [`SAME`].
-//! - Not more than [`MOST`] lines are written within [`WINDOW`]; what was left out is counted in the next line.
+//! - The same address and reason are logged once within [`SAME`].
+//! - At most [`MOST`] lines are written within [`WINDOW`]; the next line counts those that were left out.
 //! - Not more than [`KNOWN`] addresses and reasons are remembered.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A client that comes again every few seconds is one line an hour.
+/// A client that retries every few seconds causes one line an hour.
 const SAME: Duration = Duration::from_secs(3600);
 /// As many lines in a minute as a person reads.
 const MOST: usize = 8;
 const WINDOW: Duration = Duration::from_secs(60);
-/// As many as can be told of in half an hour.
+/// As many as can be logged in half an hour.
 const KNOWN: usize = 256;
 
 /// See the module.
@@ -26,15 +26,15 @@ pub(crate) struct Refusals(Mutex<Told>);
 
 #[derive(Default)]
 struct Told {
-    /// Whom and why, and when; the latest last.
+    /// Peer, reason and time; the latest is last.
     lines: VecDeque<(String, String, Instant)>,
     left_out: u64,
 }
 
 impl Refusals {
-    /// Whether this one is told of; how many others were left out since the last line then.
+    /// Whether this refusal is logged: `Some` with the number of refusals that were left out since the last line.
     ///
-    /// `whom` is the peer without what changes from one connection to the next.
+    /// `whom` is the peer without the parts that differ between its connections.
     pub(crate) fn must_tell(&self, whom: &str, reason: &str, now: Instant) -> Option<u64> {
         let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let within = |at: &Instant, span| now.saturating_duration_since(*at) < span;

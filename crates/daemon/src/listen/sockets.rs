@@ -1,7 +1,8 @@
-//! Listening sockets: made, or inherited from whoever started us; stale files of dead daemons make way.
+//! Listening sockets, created here or inherited from the parent process. Stale socket files of dead daemons are
+//! removed.
 //!
 //! # Always true
-//! - A socket file is removed only if nobody listens on it; anything else in its place is an error that names it.
+//! - A socket file is removed only if no process listens on it. Anything else in its place is an error that names it.
 
 use std::fs;
 use std::io;
@@ -19,7 +20,7 @@ use tidegate_api::problem::{Problem, ProblemCode};
 
 use crate::os_error::{self, Outcome};
 
-/// Bytes that a Unix socket's path may have.
+/// Longest path of a Unix socket, in bytes.
 const LONGEST: usize = 107;
 
 /// Listens on a Unix socket with the given permissions.
@@ -38,8 +39,8 @@ pub(crate) fn listen_unix(path: &Path, mode: u32) -> Outcome<UnixListener> {
         .map_err(|error| unix_refused(path, &error))
 }
 
-/// Whether [`listen_unix`] would listen there, without doing so. Those who may have it already: the process that makes way
-/// when this configuration is used, and a service manager, which hands it over.
+/// Checks whether [`listen_unix`] would succeed, without listening. Two processes may own the socket already: the one
+/// that exits when this configuration is used (`makes_way`), and a service manager, which passes the socket on.
 pub(crate) fn check_unix(path: &Path, makes_way: Option<u32>) -> Outcome<()> {
     match look(path)? {
         Place::Taken(Some(pid)) if makes_way == Some(pid) || is_service_manager(pid) => Ok(()),
@@ -67,8 +68,8 @@ pub(crate) fn listen_tcp(address: SocketAddr) -> Outcome<TcpListener> {
         .map_err(|error| tcp_refused(address, &error))
 }
 
-/// Whether [`listen_tcp`] would listen there, without doing so; `makes_way` as in [`check_unix`], where nobody can tell
-/// whose a port is.
+/// Checks whether [`listen_tcp`] would succeed, without listening. `makes_way` is as in [`check_unix`], but the owner
+/// of a TCP port cannot be determined.
 pub(crate) fn check_tcp(address: SocketAddr, makes_way: Option<u32>) -> Outcome<()> {
     let bind = || -> io::Result<()> {
         let family = match address {
@@ -90,12 +91,12 @@ fn cannot_listen(path: &Path) -> String {
     format!("cannot listen on {}", path.display())
 }
 
-/// Why nobody can listen at a path, and what to do about it.
+/// The error for a path that cannot be listened on, with its remedy.
 fn unix_refused(path: &Path, error: &io::Error) -> Problem {
     let folder = path.parent().unwrap_or(path).display();
     let problem = os_error::io(cannot_listen(path), error);
     match error.kind() {
-        // sockaddr_un has room for 107 bytes; the error for more says nothing of the kind.
+        // sockaddr_un has room for 107 bytes; the kernel's error for a longer path does not say so.
         _ if path.as_os_str().len() > LONGEST => problem.remedy(format!(
             "use a shorter path, for example by --root DIR: a socket's path may have {LONGEST} bytes"
         )),
@@ -107,7 +108,7 @@ fn unix_refused(path: &Path, error: &io::Error) -> Problem {
     }
 }
 
-/// Why nobody can listen on an address, and what to do about it.
+/// The error for an address that cannot be listened on, with its remedy.
 fn tcp_refused(address: SocketAddr, error: &io::Error) -> Problem {
     let problem = os_error::io(format!("cannot listen on {address}"), error);
     match error.kind() {
@@ -124,10 +125,10 @@ fn tcp_refused(address: SocketAddr, error: &io::Error) -> Problem {
     }
 }
 
-/// Has the kernel end a TCP connection whose other end's system answers nothing for so long: it is gone without a word,
-/// or does not take what it is sent.
+/// Has the kernel end a TCP connection whose peer does not respond for `after`: it vanished, or does not read what it
+/// is sent.
 pub(crate) fn notice_silence(socket: &impl AsFd, after: Duration) {
-    // A few questions before it is over. A socket that cannot have it is served without.
+    // Sends a few probes before the connection is closed. A socket without this option is served anyway.
     let _ = sockopt::set_socket_keepalive(socket, true);
     let _ = sockopt::set_tcp_keepidle(socket, after / 2);
     let _ = sockopt::set_tcp_keepintvl(socket, after / 6);
@@ -135,12 +136,12 @@ pub(crate) fn notice_silence(socket: &impl AsFd, after: Duration) {
     let _ = sockopt::set_tcp_user_timeout(socket, millis);
 }
 
-/// What is at a path where a socket is to be.
+/// The occupant of a path where a socket is wanted.
 enum Place {
     Free,
-    /// A socket file on which nobody listens.
+    /// A socket file on which no process listens.
     Stale,
-    /// A process listens, and which, if the kernel knows.
+    /// A process listens; its id, if the kernel reports it.
     Taken(Option<u32>),
 }
 
@@ -164,7 +165,7 @@ fn look(path: &Path) -> Outcome<Place> {
         Ok(pid) => Ok(Place::Taken(pid)),
         Err(error) => match error.kind() {
             io::ErrorKind::ConnectionRefused => Ok(Place::Stale),
-            // Somebody whose queue is full listens all the same.
+            // A process with a full queue listens all the same.
             io::ErrorKind::WouldBlock => Ok(Place::Taken(None)),
             io::ErrorKind::NotFound => Ok(Place::Free),
             _ => Err(unix_refused(path, &error)),
@@ -172,7 +173,7 @@ fn look(path: &Path) -> Outcome<Place> {
     }
 }
 
-/// Asks whether somebody listens, without waiting in the queue of one that takes nobody just now. The answer is who.
+/// Checks whether a process listens and returns its id. Does not wait if its accept queue is full.
 fn knock(path: &Path) -> io::Result<Option<u32>> {
     let socket = rustix::net::socket_with(
         AddressFamily::UNIX,
@@ -191,10 +192,10 @@ fn taken(what: String) -> Problem {
         .remedy("stop it (see `ss -lxp`), or choose another path")
 }
 
-/// A listening socket that somebody else opened for us.
+/// A listening socket that another process opened for us.
 #[derive(Debug)]
 pub(crate) struct Inherited {
-    /// What its opener calls it (systemd's `FileDescriptorName=`).
+    /// The name that its opener gave it (systemd's `FileDescriptorName=`).
     pub(crate) name: String,
     pub(crate) socket: Listening,
 }
@@ -206,7 +207,7 @@ pub(crate) enum Listening {
     Tcp(TcpListener),
 }
 
-/// The sockets that were handed over by `LISTEN_FDS` (systemd socket activation, and what imitates it).
+/// The sockets passed by `LISTEN_FDS` (systemd socket activation and compatible tools).
 pub(crate) fn inherited() -> Outcome<Vec<Inherited>> {
     let what = "cannot take over the inherited sockets";
     let handed = sd_notify::listen_fds_with_names().map_err(|e| os_error::io(what, &e))?;
@@ -235,8 +236,8 @@ pub(crate) fn standard_input() -> Outcome<OwnedFd> {
     }
 }
 
-/// A descriptor that is known by its number only, as one that is owned: a second one for the same open socket. The
-/// first stays open as long as the process lives, as the opener left it.
+/// Duplicates a descriptor that is known by number only, for the same open socket. The original stays open as long as
+/// the process lives.
 fn adopt(number: i32) -> io::Result<OwnedFd> {
     let own = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())?;
     Ok(rustix::process::pidfd_getfd(
@@ -366,9 +367,9 @@ mod tests {
         drop(UnixListener::bind(at("stale")).unwrap());
         check_unix(&at("stale"), None).unwrap();
         assert!(at("stale").exists());
-        // The daemon that serves now makes way for the one that is to.
+        // The daemon that serves now gives up the socket to the new one.
         check_unix(&at("taken"), Some(std::process::id())).unwrap();
-        // What the hint says, works.
+        // The remedy in the hint works.
         fs::create_dir(at("gone")).unwrap();
         listen_unix(&at("gone/s"), 0o600).unwrap();
     }

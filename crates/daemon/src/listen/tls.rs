@@ -1,12 +1,12 @@
-//! Makes a TLS server of certificate files, with or without certificates asked of clients.
+//! The TLS server of a listener, made from certificate files, with optional client certificates.
 //!
-//! Both `serve` and `check-config` ask before anything listens, so that a file that cannot be used stops the daemon and
-//! not the first client. What is wrong with a file [`files`] says; how long certificates last [`expiry`] watches; why a
-//! client did not get in [`refused`] says.
+//! Both `serve` and `check-config` build it before anything listens, so that an unusable file stops the daemon and not
+//! the first client. [`files`] reports what is wrong with a file. [`expiry`] watches how long certificates last.
+//! [`refused`] reports why a client was refused.
 //!
 //! # Always true
 //! - TLS 1.2 or 1.3; nothing older is offered.
-//! - With a client authority named, a client without a certificate of its making gets no further than the handshake.
+//! - With a client authority configured, a client without a certificate signed by it fails the handshake.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,11 +28,11 @@ pub(crate) mod refused;
 
 use expiry::Validity;
 
-/// A TLS server, ready to take connections.
+/// A TLS server that is ready to accept connections.
 #[derive(Clone)]
 pub(crate) struct Server {
     pub(crate) acceptor: TlsAcceptor,
-    /// Of its chain the certificate that ends first.
+    /// The validity of the certificate in its chain that expires first.
     pub(crate) validity: Validity,
     /// Whether clients must show certificates.
     pub(crate) asks_clients: bool,
@@ -70,7 +70,7 @@ pub(crate) fn server(files: &TlsFiles) -> Outcome<Server> {
     })
 }
 
-/// Those whose clients are let in.
+/// The authorities whose clients are admitted.
 fn authorities(path: &Path) -> Outcome<RootCertStore> {
     let certificates = files::certificates(path, "client authority")?;
     let mut roots = RootCertStore::empty();
@@ -84,7 +84,7 @@ fn authorities(path: &Path) -> Outcome<RootCertStore> {
     Ok(roots)
 }
 
-/// Fails unless the key can be used and is that of the first certificate, which is the server's own.
+/// Fails unless the key is usable and matches the first certificate, which is the server's own.
 fn must_belong(
     files: &TlsFiles,
     chain: &[files::Facts<'_>],
@@ -129,7 +129,7 @@ fn unusable(what: &str, path: &Path) -> Problem {
     os_error::invalid(format!("cannot use the TLS {what} {}", path.display()))
 }
 
-/// A chain as it is sent.
+/// A certificate chain in the order in which it is sent.
 type Chain = Vec<CertificateDer<'static>>;
 
 #[cfg(test)]

@@ -1,15 +1,14 @@
 //! The connection limits of NBD listeners: during the handshake, and by disk and peer after it.
 //!
-//! Anybody who reaches a TCP port can connect and say nothing. So who comes that way has but a place until its
-//! handshake is over, and takes nothing until then that clients need. Who comes by a Unix socket was let in by its
-//! permissions.
+//! Anyone who reaches a TCP port can connect and send nothing. A TCP client therefore has only a place, not a seat,
+//! until its handshake is over. Clients on a Unix socket were admitted by its permissions.
 //!
 //! # Always true
-//! - Of those who came by TCP not more have a seat than the plan allows, and as many of those who came by Unix sockets:
-//!   neither takes the others'. What one peer and one disk may have of them is in [`super::seats`].
-//! - Who came by TCP has no seat before its handshake is over.
-//! - No peer is given a place that has as many as are left: some are left for others, whatever it does.
-//! - Why somebody is turned away is told once until somebody is let in, and not again within [`PAUSE`].
+//! - TCP and Unix-socket clients have separate seat limits of equal size, set by the plan. [`super::seats`] limits the
+//!   seats per peer and per disk.
+//! - A TCP client has no seat before its handshake is over.
+//! - A peer gets another place only while it has fewer places than are free: it cannot take the last ones.
+//! - A reason for refusal is logged once until a client is admitted, and not again within [`PAUSE`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::mem::Discriminant;
@@ -27,17 +26,17 @@ use crate::os_error::limits;
 
 use super::seats::{NoSeat, Peer, Seat, Seats, locked};
 
-/// What cannot be done when somebody is turned away.
+/// The failed action in error messages about refused clients.
 const LET_IN: &str = "cannot accept an NBD client";
 
-/// Connections by TCP whose handshake is not over. One takes milliseconds, so that a peer may begin half as many at the
-/// same moment, as after a restart; and ten strangers that take what they can leave twenty to everybody else.
+/// TCP connections whose handshake is not over. A handshake takes milliseconds. A peer may start half as many at once,
+/// as after a restart. Ten hostile peers that take all they can leave twenty places to others.
 const PLACES: usize = 256;
 
-/// Strangers can come and go at will, and have the limits full again each time: the log is not theirs to fill.
+/// Hostile clients can fill the limits again and again; this pause prevents them from flooding the log.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// What all doors lead to.
+/// The limits that all endpoints share.
 #[derive(Clone)]
 pub(crate) struct ConnectionLimits {
     pub(super) disks: Arc<AttachedDisks>,
@@ -48,16 +47,16 @@ pub(crate) struct ConnectionLimits {
     refusals: Arc<Refusals>,
 }
 
-/// How somebody came.
+/// The transport that a client uses.
 #[derive(Clone, Copy)]
 pub(super) enum Way {
-    /// From this process, if it is known.
+    /// With the process id of the client, if known.
     Unix(Option<i32>),
     Tcp(IpAddr),
 }
 
 impl ConnectionLimits {
-    /// Before these disks, with room for so many clients by either way.
+    /// Limits for clients of these disks, with `seats` seats for each transport.
     pub(crate) fn new(disks: Arc<AttachedDisks>, seats: usize) -> ConnectionLimits {
         ConnectionLimits {
             disks,
@@ -69,7 +68,7 @@ impl ConnectionLimits {
         }
     }
 
-    /// Counts somebody who gets no disk, and tells why, once.
+    /// Counts a client that gets no disk, and logs the reason once.
     pub(super) fn refuse(&self, way: Way, peer: &str, reason: &str) {
         self.disks.count_refused();
         let whom = match way {
@@ -82,7 +81,7 @@ impl ConnectionLimits {
         }
     }
 
-    /// Lets somebody in, or tells why not.
+    /// Admits a client, or logs why not.
     pub(super) fn admit(&self, way: Way, peer: &str) -> Option<Ticket> {
         match self.ticket(way) {
             Ok(ticket) => {
@@ -100,7 +99,7 @@ impl ConnectionLimits {
         }
     }
 
-    /// Waits until all who came by a Unix socket have left.
+    /// Waits until all Unix-socket clients have disconnected.
     pub(super) async fn all_have_left(&self) {
         self.unix.are_all_free().await;
     }
@@ -114,7 +113,7 @@ impl ConnectionLimits {
                     held: Mutex::new(Held::Seat(seat)),
                 }
             }
-            // Who would find no seat in the end need not begin.
+            // A client that would find no seat after its handshake need not start it.
             Way::Tcp(_) if self.tcp.is_full() => return Err(NoSeat::All.into()),
             Way::Tcp(peer) => {
                 let place = self.porch.enter(peer)?;
@@ -129,7 +128,7 @@ impl ConnectionLimits {
     }
 }
 
-/// What there is too little of for one more.
+/// The limit that is exhausted.
 #[derive(Debug)]
 enum Lack {
     Seats,
@@ -180,7 +179,7 @@ impl Lack {
     }
 }
 
-/// The right to be in the limits, until the last who holds a part of it has let go.
+/// Admission to the limits; ends when the last owner of a part of it drops it.
 pub(super) struct Ticket {
     seats: Arc<Seats>,
     held: Mutex<Held>,
@@ -192,7 +191,7 @@ enum Held {
 }
 
 impl Ticket {
-    /// Has a seat from now on, among the clients of this disk; in the place of its place, if it has none yet.
+    /// Takes a seat among the clients of this disk. The seat replaces the place, if the client has no seat yet.
     pub(super) fn sit(&self, disk: &Name) -> Outcome<()> {
         self.seat(disk).map_err(Lack::problem)
     }
@@ -211,11 +210,11 @@ impl Ticket {
     }
 }
 
-/// Those who came by TCP and have not finished their handshake: how many of each peer.
+/// TCP clients that have not finished their handshake, counted per peer.
 #[derive(Default)]
 struct Porch(Mutex<BTreeMap<IpAddr, usize>>);
 
-/// A place there, until dropped.
+/// A place in the porch, until dropped.
 struct Place {
     porch: Arc<Porch>,
     peer: IpAddr,
@@ -251,7 +250,7 @@ impl Drop for Place {
     }
 }
 
-/// For whom places are counted: an address, of IPv6 the network of it, since whoever has one address has all of those.
+/// The key that places are counted by: an IPv4 address or an IPv6 /64 network, since its owner has all its addresses.
 fn network(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
@@ -259,7 +258,7 @@ fn network(peer: IpAddr) -> IpAddr {
     }
 }
 
-/// What was told of each lack.
+/// The last log line of each exhausted limit.
 #[derive(Default)]
 struct Told(Mutex<HashMap<Discriminant<Lack>, Telling>>);
 
@@ -309,7 +308,7 @@ mod tests {
         Way::Tcp(peer.parse().unwrap())
     }
 
-    /// As many tickets as one who comes so can get.
+    /// As many tickets as a client of this transport can get.
     fn all(limits: &ConnectionLimits, way: Way) -> Vec<Ticket> {
         let next = || limits.admit(way, "a peer");
         std::iter::from_fn(next).take(2 * PLACES).collect()

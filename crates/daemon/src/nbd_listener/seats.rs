@@ -1,12 +1,12 @@
-//! Seats of NBD clients: how many there are, and how many of them one peer or one disk may have.
+//! Seats of NBD clients, with limits in total, per peer and per disk.
 //!
-//! [`super::connection_limits`] gives them: to a client on a Unix socket as it comes, to one on TCP when its handshake is over. Which disk a
-//! client wants is known then.
+//! [`super::connection_limits`] assigns them. A Unix-socket client gets its seat when it connects. A TCP client gets
+//! it when its handshake is over, because its disk is known only then.
 //!
 //! # Always true
-//! - no more seats are taken than there are
-//! - a peer, and a disk, gets another seat only while it has fewer than are left: whatever it does, others find some
-//! - a seat is free again, for all whom it was counted for, when it is dropped
+//! - Never more seats are taken than exist.
+//! - A peer or a disk gets another seat only while it has fewer than are free: it cannot take the last ones.
+//! - Dropping a seat frees it in every count: total, peer and disk.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -29,16 +29,16 @@ struct Taken {
     disks: BTreeMap<Name, usize>,
 }
 
-/// For whom seats are counted.
+/// The client that a seat is counted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Peer {
     /// A process on this host.
     Process(i32),
-    /// An address, or of IPv6 its network.
+    /// An IPv4 address, or the network of an IPv6 address.
     Network(IpAddr),
 }
 
-/// Why somebody gets no seat.
+/// The reason why a client gets no seat.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NoSeat {
     All,
@@ -62,10 +62,10 @@ impl Seats {
         })
     }
 
-    /// Waits until nobody has a seat.
+    /// Waits until no seat is taken.
     pub(super) async fn are_all_free(&self) {
         loop {
-            // It hears of what happens after it was made, awaited or not.
+            // Created before the check, so that no notification between the check and the await is lost.
             let emptied = self.emptied.notified();
             if locked(&self.taken).all == 0 {
                 return;
@@ -79,7 +79,7 @@ impl Seats {
         locked(&self.taken).all >= self.most
     }
 
-    /// A seat for this peer; nobody knows who one without a name is.
+    /// Takes a seat for this peer. Without a peer, no limit per peer applies.
     pub(super) fn take(self: &Arc<Seats>, peer: Option<Peer>) -> Result<Seat, NoSeat> {
         let mut taken = locked(&self.taken);
         let left = self.most.saturating_sub(taken.all);
@@ -99,10 +99,10 @@ impl Seats {
 }
 
 impl Seat {
-    /// It is a client of this disk that has it.
+    /// Counts this seat for a client of this disk.
     pub(super) fn is_for(&mut self, disk: &Name) -> Result<(), NoSeat> {
         let mut taken = locked(&self.seats.taken);
-        // With the one that it has itself.
+        // Includes the seat that the client has already.
         let left = self.seats.most.saturating_sub(taken.all) + 1;
         count(&mut taken.disks, disk.clone(), left).ok_or(NoSeat::OfDisk)?;
         self.disk = Some(disk.clone());
@@ -126,7 +126,7 @@ impl Drop for Seat {
     }
 }
 
-/// Counts one more, unless there are as many of them as are left.
+/// Counts one more, unless the key already has as many as are left.
 fn count<K: Ord>(of: &mut BTreeMap<K, usize>, key: K, left: usize) -> Option<()> {
     let own = of.get(&key).copied().unwrap_or(0);
     if own >= left {
@@ -146,7 +146,7 @@ fn discount<K: Ord>(of: &mut BTreeMap<K, usize>, key: &K) {
 }
 
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // None of these is ever left half changed, so another thread's panic does not spoil it.
+    // No panic leaves one of these half changed, so a poisoned lock is still usable.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

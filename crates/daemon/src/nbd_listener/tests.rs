@@ -1,4 +1,4 @@
-//! Clients that come and go, those that are refused, and what is told of them.
+//! Tests of clients that connect and disconnect, of refused clients, and of the log lines about them.
 
 use super::*;
 use std::io::Write;
@@ -26,7 +26,7 @@ async fn a_silent_tls_client_has_its_seat_until_it_is_closed_soon_after_its_disk
     let mut heard = Vec::new();
     client.read_to_end(&mut heard).await.unwrap();
     assert_eq!(heard, b"last words");
-    // It does not hang up, and nothing here has let go yet.
+    // The client does not close its end, and the daemon has freed nothing yet.
     assert_eq!(seats.available_permits(), 0);
     drop(served);
     let free = tokio::time::timeout(PATIENCE, seats.acquire()).await;
@@ -90,12 +90,12 @@ fn files(folder: &Path) -> TlsFiles {
 
 const CLIENT_FLAGS: [u8; 4] = 3_u32.to_be_bytes();
 
-/// An option without data, as a client sends it.
+/// An NBD option without data, as a client sends it.
 fn option(number: u32) -> Vec<u8> {
     [&b"IHAVEOPT"[..], &number.to_be_bytes(), &[0; 4]].concat()
 }
 
-/// Asks for TLS and shakes hands, with or without a certificate; then waits to be let go.
+/// Requests TLS and performs its handshake, with or without a certificate; then waits until the server closes.
 async fn knock_with_tls(address: std::net::SocketAddr, server: &TlsFiles, own: Option<&TlsFiles>) {
     let mut socket = TcpStream::connect(address).await.unwrap();
     socket.read_exact(&mut [0; 18]).await.unwrap();
@@ -123,7 +123,8 @@ async fn knock_with_tls(address: std::net::SocketAddr, server: &TlsFiles, own: O
     let shaken = TlsConnector::from(Arc::new(config))
         .connect(name, socket)
         .await;
-    // In TLS 1.3 a client learns afterwards that it is refused; one that does not trust the server goes by itself.
+    // In TLS 1.3 a client learns afterwards that it is refused. One that does not trust the server disconnects by
+    // itself.
     if let Ok(mut private) = shaken {
         let _ = private.read(&mut [0; 1]).await;
     }
@@ -140,7 +141,7 @@ async fn a_refused_client_is_told_of_once_with_its_reason_and_address() {
         knock_with_tls(address, &ours, None).await;
         knock_with_tls(address, &ours, Some(&strange)).await;
         knock_with_tls(address, &strange, None).await;
-        // In the clear: structured replies, which has an answer, and then it goes.
+        // Without TLS: requests structured replies, reads the reply, and disconnects.
         let mut socket = TcpStream::connect(address).await.unwrap();
         socket.read_exact(&mut [0; 18]).await.unwrap();
         socket.write_all(&CLIENT_FLAGS).await.unwrap();
@@ -151,7 +152,7 @@ async fn a_refused_client_is_told_of_once_with_its_reason_and_address() {
         let mut socket = TcpStream::connect(address).await.unwrap();
         socket.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
         let _ = socket.read_to_end(&mut Vec::new()).await;
-        // Who only looks whether somebody is there.
+        // A port scan: connects and disconnects.
         drop(TcpStream::connect(address).await.unwrap());
     }
     let reasons = [

@@ -1,7 +1,7 @@
-//! Everything that the engine counts: the raw material of statistics and metrics.
+//! All counters of the engine: the input of statistics and metrics.
 //!
-//! A disk's counters are of one moment; those of different disks may be some turns of their I/O thread apart, between
-//! which guests are served.
+//! The counters of one disk are from one moment. Those of different disks may be some turns of their I/O thread apart,
+//! between which guests are served.
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -25,7 +25,7 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// As it is told: since `before`, or since everything began.
+    /// The rates and latencies since `before`, or since everything began.
     pub(crate) fn sample(&self, before: Option<&Counters>) -> Sample {
         let disk = |now: &DiskCounters| {
             let old = before.and_then(|b| b.disks.iter().find(|old| old.name == now.name));
@@ -60,7 +60,7 @@ impl Services {
             let mut requests = 0;
             for (key, counted) in report.disks {
                 requests += counted.stats.as_ref().map_or(0, |stats| stats.count());
-                // A disk that comes or goes just now is not told of.
+                // A disk that is being attached or detached is left out.
                 let Some(disk) = attached.get(&key) else {
                     continue;
                 };
@@ -96,7 +96,7 @@ impl Services {
     pub(crate) fn disk_stats(&self, name: &Name) -> Outcome<DiskStats> {
         let disk = self.disk_service.must_be_attached(name)?;
         let counters = disk.counters().map_err(|problem| {
-            // It may have gone between the two looks.
+            // The disk may have been detached between the two lookups.
             self.disk_service
                 .must_be_attached(name)
                 .err()

@@ -1,12 +1,12 @@
-//! The dashboard: pages of the daemon's own for a browser, live, on the REST interface's socket and on a TCP address.
+//! The dashboard: live web pages that the daemon serves on the REST interface's socket and on a TCP address.
 //!
-//! The pages lie in `crates/daemon/dashboard/` as they are served: nothing is built or fetched. `rest/dashboard.rs`
-//! serves them. What they show live comes from [`feed`], which reads the counters once a second for all viewers, as
+//! The pages are served as they are in `crates/daemon/dashboard/`: nothing is built or fetched. `rest/dashboard.rs`
+//! serves them. Their live data comes from [`feed`], which reads the counters once a second for all viewers, as
 //! [`host_sample`] and [`disk_sample`] prepare them. [`history`] has the minutes before.
 //!
 //! # Always true
-//! - While nobody watches nothing is counted, asked or serialised for the dashboard.
-//! - A second of all disks is serialised once, however many watch it.
+//! - While no page is open, nothing is counted, queried or serialised for the dashboard.
+//! - One second of all disks is serialised once for all viewers.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,11 +26,11 @@ use disk_sample::DiskSample;
 use feed::{Feed, Frame};
 use host_sample::HostSample;
 
-/// Who is being looked at, and what they were told last.
+/// The feeds of the open pages.
 pub(crate) struct Dashboard {
     monitor: Arc<Monitor>,
     host: Arc<Feed>,
-    /// Disks of which somebody has the page open, or had: as many as there are names at most.
+    /// Feeds of disks whose page is open or was open: at most one per name.
     disks: Mutex<BTreeMap<Name, Arc<Feed>>>,
 }
 
@@ -44,16 +44,16 @@ impl Dashboard {
         }
     }
 
-    /// Each second of the whole host, as long as it is kept.
+    /// Each second of the whole host, until the receiver is dropped.
     pub(crate) fn watch(&self) -> watch::Receiver<Frame> {
         self.host.watch(&self.monitor, HostSample::default)
     }
 
-    /// Each second of one disk, as long as it is kept.
+    /// Each second of one disk, until the receiver is dropped.
     pub(crate) fn watch_disk(&self, disk: &Name) -> watch::Receiver<Frame> {
         let feed = {
             let mut disks = self.disks.lock().unwrap_or_else(PoisonError::into_inner);
-            // Those that nobody watches are forgotten when another is opened.
+            // Feeds without a viewer are removed when another one is opened.
             disks.retain(|name, feed| name == disk || feed.is_watched());
             Arc::clone(disks.entry(disk.clone()).or_default())
         };

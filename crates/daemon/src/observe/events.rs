@@ -1,11 +1,12 @@
 //! The events of datastores: numbered, logged once, stored for a while, streamed.
 //!
-//! The monitor hands in what the governors noticed; REST gives out what is kept and waits for more. Nothing here asks
-//! the engine.
+//! The monitor adds what the governors noticed. REST returns the stored events and waits for more. Nothing here
+//! queries the engine.
 //!
 //! # Always true
-//! - An event is logged once: those of the slot file by the engine, which notices them first, all others here.
-//! - The latest [`KEPT`] are kept; a listener that comes back gets all of those that it has not seen, in order.
+//! - An event is logged once. The engine logs those of the slot file, which it notices first; this module logs all
+//!   others.
+//! - The latest [`KEPT`] events are stored. A client that reconnects gets all events that it has not seen, in order.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -23,16 +24,16 @@ use crate::observe::explain::time;
 use crate::text::float;
 use crate::text::hex;
 
-/// A day of a busy datastore, at a few hundred bytes each.
+/// A day of a busy datastore, at a few hundred bytes an event.
 const KEPT: usize = 1024;
 
-/// Digits of an identity that tell hosts of one name apart.
+/// Digits of an identity that distinguish hosts of the same name.
 const SHORT: usize = 8;
 
 /// See the module.
 pub(crate) struct Journal {
     kept: Mutex<VecDeque<Event>>,
-    /// The number of the latest.
+    /// The number of the latest event.
     latest: watch::Sender<u64>,
 }
 
@@ -46,7 +47,7 @@ impl Default for Journal {
 }
 
 impl Journal {
-    /// Notes what happened on a datastore, or on the host, and logs it.
+    /// Stores and logs an event of a datastore, or of the host.
     pub(crate) fn add(&self, datastore: Option<&Name>, at_ms: u64, happening: Happening) {
         let mut kept = self.kept();
         let event = Event {
@@ -65,11 +66,12 @@ impl Journal {
             kept.pop_front();
         }
         kept.push_back(event);
-        // Told before the next can be added: numbers grow by one.
+        // Sent before the next event can be added, so numbers grow by one.
         self.latest.send_replace(number);
     }
 
-    /// Those that are kept and came after this number. One that this daemon has not reached is another daemon's.
+    /// The stored events after this number. A number that this daemon has not reached is another daemon's, so all are
+    /// returned.
     pub(crate) fn since(&self, number: u64) -> Vec<Event> {
         let kept = self.kept();
         let number = if number > *self.latest.borrow() {
@@ -81,19 +83,19 @@ impl Journal {
         later.cloned().collect()
     }
 
-    /// The number of the latest event, for who waits for the next.
+    /// The number of the latest event, to wait for the next.
     pub(crate) fn latest(&self) -> watch::Receiver<u64> {
         self.latest.subscribe()
     }
 
     fn kept(&self) -> MutexGuard<'_, VecDeque<Event>> {
-        // It is whole between any two lines that change it.
+        // No panic leaves it half changed.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What a datastore's control told, in the outside's words. `name_of` knows disks by what hosts call them, and `host_name`
-/// hosts.
+/// Converts an event of a datastore's control to the API's type. `name_of` maps disk keys to names, and `host_name`
+/// maps host identities to names.
 pub(crate) fn happening(
     event: control::Event,
     name_of: impl Fn(DiskKey) -> Option<Name>,
@@ -144,7 +146,7 @@ pub(crate) fn happening(
     }
 }
 
-/// What happened to no datastore.
+/// The text of an event that belongs to no datastore.
 fn of_host(happening: &Happening) -> String {
     match happening {
         Happening::Certificate {
@@ -271,7 +273,7 @@ fn log(event: &Event) {
             (disk.as_ref(), None)
         }
         Happening::HostSeen { host, .. } | Happening::HostLost { host, .. } => (None, Some(host)),
-        // The engine has logged these when it noticed them.
+        // The engine logged these when it noticed them.
         Happening::Trouble { .. } | Happening::TroubleOver => return,
         _ => (None, None),
     };
@@ -286,7 +288,7 @@ fn log(event: &Event) {
     }
 }
 
-/// Whether an administrator should look: a promise is not kept, or hosts do not agree any more.
+/// Whether an administrator should look: a reservation is unmet, for instance, or hosts no longer agree.
 fn wants_a_look(happening: &Happening) -> bool {
     matches!(
         happening,

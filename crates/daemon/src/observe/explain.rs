@@ -1,20 +1,21 @@
-//! Says why a disk is as fast as it is: a pure function from what was counted to one cause, a sentence and a remedy.
+//! The explanation of a disk's speed: a pure function from counters to one cause, a sentence and a remedy.
 //!
-//! The monitor keeps a [`timeline::Timeline`] of each attached disk; [`Facts::of`] takes the differences of a span;
-//! [`cause`] judges them; `words` puts the judgement into sentences. Nothing here asks anybody or looks at a clock.
+//! The monitor has a [`timeline::Timeline`] of each attached disk. [`Facts::of`] computes the differences over a span.
+//! [`cause`] judges them. `words` turns the judgement into sentences. Nothing here queries the engine or reads a
+//! clock.
 //!
 //! # Always true
-//! - There is exactly one cause, and the sentence has the numbers by which it was found.
-//! - What waited for its turn is not counted among the filters' time, though the `stats` filter sees it there.
+//! - There is exactly one cause, and the sentence has the numbers that led to it.
+//! - QoS wait is not counted as time in the filters, though the `stats` filter includes it there.
 //!
-//! # Picture: in this order, the first that holds
+//! # Picture: checked in this order; the first match is the cause
 //! ```text
-//! lease not held ─ no counters ─ nothing asked ─ nothing ends ─ waits for its turn ─ I/O thread full ─ filters ─ datastore slow
-//!   ─ guest asks for no more ─ nothing
+//! lease not held ─ no counters ─ no requests ─ no completions ─ waits for its turn ─ I/O thread full ─ filters
+//!   ─ datastore slow ─ guest sends no more requests ─ nothing
 //! ```
 //!
 //! # Units
-//! Nanoseconds summed over I/Os inside; microseconds a single I/O outside.
+//! Inside: nanoseconds summed over I/Os. Outside: microseconds per I/O.
 
 use tidegate_api::explain::{
     Cause, Control, Explanation, HoldReason, Load, Part, PartName, ThreadLoad,
@@ -35,37 +36,37 @@ mod words;
 use timeline::{Level, Stretch, Used};
 pub(crate) use words::time;
 
-/// From this part of its I/Os' time on, a wait is what limits a disk: without it, a guest that keeps as much outstanding
-/// would get a fifth more.
+/// A wait limits a disk if it takes at least this part of its I/Os' time. Without the wait, a guest with the same
+/// queue depth would get a fifth more.
 const WAITS: f64 = 0.2;
-/// The same for time in the filters and in the guest's queue, where there is always some.
+/// The same for time in the filters and in the guest's queue, which is never zero.
 const LINGERS: f64 = 0.3;
-/// An I/O thread that is busy for this part of its time has none left: the rest goes into being woken.
+/// An I/O thread that is busy for this part of its time is saturated: the rest is spent on wake-ups.
 const FULL: f64 = 0.9;
-/// A guest with less outstanding than this, in the mean, leaves the disk idle for a good part of the time.
+/// A guest with a lower mean queue depth leaves the disk idle for a good part of the time.
 const ASKS: f64 = 0.8;
-/// An I/O that came just now has not hung yet.
+/// An I/O younger than this does not count as hung.
 const HANGS: Span = Span::from_secs(1);
-/// Where a datastore counts as slow if nobody says: what I/O control begins with where it knows nothing.
+/// Latency above which a datastore counts as slow if no threshold is known: the initial threshold of I/O control.
 const SLOW: Span = Span::from_millis(10);
 
-/// What was said about a disk.
+/// The settings of a disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Terms {
     pub(crate) shares: u32,
-    /// Units a second; 0: none.
+    /// Units a second; 0 means none.
     pub(crate) reservation: u64,
-    /// Units a second, in the long run.
+    /// Units a second, averaged over time.
     pub(crate) limit: Option<u64>,
-    /// Bytes a second, in the long run.
+    /// Bytes a second, averaged over time.
     pub(crate) bandwidth: Option<u64>,
-    /// Units by which a burst may pass the limit; 0: none worth the name.
+    /// Units by which a burst may exceed the limit; 0 means no burst worth mentioning.
     pub(crate) burst: u64,
     /// Its group.
     pub(crate) group: Option<String>,
 }
 
-/// Whose explanation it is.
+/// The disk that is explained.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct About<'a> {
     pub(crate) disk: &'a Name,
@@ -73,49 +74,49 @@ pub(crate) struct About<'a> {
     pub(crate) terms: &'a Terms,
 }
 
-/// What a disk did in a span.
+/// The activity of a disk in a span.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Facts {
-    /// How long the span is.
+    /// Length of the span.
     pub(crate) covers: Span,
-    /// Whether a `stats` filter has counted; without it, only what I/O control counts is known.
+    /// Whether a `stats` filter has counted. Without it, only the counters of I/O control are known.
     pub(crate) measured: bool,
     pub(crate) ios: u64,
     pub(crate) errors: u64,
     pub(crate) bytes: u64,
     pub(crate) units: u64,
-    /// I/Os inside at the end.
+    /// I/Os outstanding at the end.
     pub(crate) outstanding: u64,
     pub(crate) outstanding_mean: f64,
-    /// Summed over the I/Os, nanoseconds.
+    /// Summed over the I/Os, in nanoseconds.
     pub(crate) queue: f64,
     pub(crate) filters: f64,
     pub(crate) datastore: f64,
-    /// By [`HoldReason`].
+    /// Time of waiting, by [`HoldReason`].
     pub(crate) held: [f64; 5],
-    /// How far I/Os were past their limits where nobody is held back.
+    /// How far I/Os exceeded their limits in observe mode, where none is delayed.
     pub(crate) would_hold: f64,
     pub(crate) engaged_ratio: f64,
     pub(crate) thread: ThreadLoad,
     pub(crate) level: Option<Level>,
-    /// As it stands now, whatever the span.
+    /// The lease's state now, regardless of the span.
     pub(crate) claim: LeaseState,
-    /// What has befallen its image, whenever that was.
+    /// Harm to the image, regardless of when it happened.
     pub(crate) harm: Option<Harm>,
 }
 
 impl Facts {
-    /// The same of a disk whose lease stands so.
+    /// The same facts with this state of the lease.
     pub(crate) fn with(self, claim: LeaseState) -> Facts {
         Facts { claim, ..self }
     }
 
-    /// The same of a disk whose image this has befallen.
+    /// The same facts with this harm to the image.
     pub(crate) fn harmed(self, harm: Option<Harm>) -> Facts {
         Facts { harm, ..self }
     }
 
-    /// The differences between a stretch's ends.
+    /// The differences between the two ends of a stretch.
     pub(crate) fn of(stretch: &Stretch) -> Facts {
         let Stretch { from, to, .. } = stretch;
         let mut facts = Facts {
@@ -154,7 +155,7 @@ impl Facts {
             let total = float(pulse.latency_ns.wrapping_sub(old.latency_ns));
             let sampled =
                 |stage: usize| float(pulse.sampled_ns[stage].wrapping_sub(old.sampled_ns[stage]));
-            // The sums of stages are of a sample while a disk is fast; that of all I/Os is exact.
+            // While a disk is fast, the sums of stages cover only a sample; the sum of all I/Os is exact.
             let scale = if sampled(0) > 0.0 {
                 total / sampled(0)
             } else {
@@ -184,28 +185,28 @@ impl Facts {
         }
     }
 
-    /// What waited for its turn.
+    /// Time spent waiting for a turn.
     pub(crate) fn turn(&self) -> f64 {
         self.held.iter().sum()
     }
 
-    /// All that is known of its I/Os' time.
+    /// All known time of its I/Os.
     pub(crate) fn whole(&self) -> f64 {
         self.queue + self.filters + self.turn() + self.datastore
     }
 
-    /// A part of that, from 0 to 1.
+    /// A part of the whole, from 0 to 1.
     pub(crate) fn part(&self, ns: f64) -> f64 {
         let whole = self.whole();
         if whole > 0.0 { ns / whole } else { 0.0 }
     }
 
-    /// An amount of the span, each second.
+    /// Converts an amount over the span to a rate per second.
     pub(crate) fn each_second(&self, amount: u64) -> f64 {
         ratio(amount, self.covers.as_nanos()) * 1e9
     }
 
-    /// A sum over all I/Os, for each of them, in nanoseconds.
+    /// Divides a sum over all I/Os by their number, in nanoseconds.
     pub(crate) fn each_io(&self, ns: f64) -> f64 {
         if self.ios > 0 {
             ns / float(self.ios)
@@ -214,7 +215,7 @@ impl Facts {
         }
     }
 
-    /// Where the datastore counts as slow.
+    /// The latency above which the datastore counts as slow.
     fn slow(&self) -> Span {
         self.level.and_then(|level| level.threshold).unwrap_or(SLOW)
     }
@@ -232,7 +233,7 @@ pub(crate) fn cause(facts: &Facts) -> Cause {
     if facts.ios == 0 && facts.turn() == 0.0 && inside < float(HANGS.as_nanos()) {
         return Cause::Idle;
     }
-    // Also where none has ended yet: what waits says itself what for.
+    // Also if no I/O has completed yet: waiting I/Os have their reason.
     if facts.part(facts.turn()) >= WAITS {
         return held_by(facts);
     }
@@ -256,14 +257,14 @@ pub(crate) fn cause(facts: &Facts) -> Cause {
     Cause::Nothing
 }
 
-/// What its I/Os waited for longest.
+/// The longest of the waits of its I/Os.
 fn held_by(facts: &Facts) -> Cause {
     let [shares, window, limit, group, bandwidth] = facts.held;
     let waits = [
         (limit, Cause::Limit),
         (group, Cause::GroupLimit),
         (bandwidth, Cause::Bandwidth),
-        // Two sides of one thing: the window says how many may go, the shares who.
+        // Two sides of one thing: the window limits how many I/Os are dispatched, the shares decide which.
         (shares + window, Cause::Shares),
     ];
     waits
@@ -272,7 +273,7 @@ fn held_by(facts: &Facts) -> Cause {
         .map_or(Cause::Nothing, |(_, cause)| cause)
 }
 
-/// All that is to be said. `asked`: how long a span was asked for.
+/// The whole explanation. `asked`: the span that was requested.
 pub(crate) fn explain(about: About<'_>, facts: &Facts, asked: Span) -> Explanation {
     let cause = cause(facts);
     let us = |ns: f64| ns / 1e3;

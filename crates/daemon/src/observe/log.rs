@@ -22,7 +22,7 @@ use lost::Lost;
 
 static LOST: Lost = Lost::none();
 
-/// What is logged. `RUST_LOG`, where it is set, goes before the plan: it is for the one run in which it is set.
+/// The log filter. `RUST_LOG`, if set, overrides the plan: it is for the one run in which it is set.
 pub(crate) fn filter(plan: &LogPlan) -> Outcome<EnvFilter> {
     let planned = parse(&plan.filter)?;
     if let Some(word) = stray_word(&plan.filter) {
@@ -44,7 +44,8 @@ fn no_filter(words: &str) -> Problem {
         .remedy("write it as \"info\" or \"info,tidegate_daemon=debug\"")
 }
 
-/// A word that stands alone and is no level. It would be taken for a part of the program, and nothing else be logged.
+/// Finds a word that stands alone and is no level. It would be parsed as a module of the program, and nothing else
+/// would be logged.
 fn stray_word(words: &str) -> Option<&str> {
     let directives = words.split(',').map(str::trim);
     let mut alone = directives
@@ -67,27 +68,27 @@ pub(crate) fn start(filter: EnvFilter, format: LogFormat) -> Outcome<()> {
         LogFormat::Json => registry.with(lines.json()).try_init(),
         LogFormat::Journald => match Journal::of_this_machine(&LOST) {
             Ok(journal) => registry.with(journal).try_init(),
-            // Without a journal, lines are better than silence.
+            // Without a journal, text lines are better than nothing.
             Err(_) => registry.with(lines).try_init(),
         },
     };
-    // A program that set up logging of its own (a test, say) keeps it.
+    // A program with logging of its own (a test, say) continues to use it.
     started.or(Ok::<(), Problem>(()))
 }
 
-/// How many lines nobody read and were lost, since the program began.
+/// Log lines lost since the program began, because no reader took them.
 pub(crate) fn lines_lost() -> u64 {
     LOST.ever()
 }
 
-/// Whether standard error goes to the systemd journal: `JOURNAL_STREAM` says which file that would be, for as long as nobody
-/// redirects it (systemd.exec(5)); a shell on a terminal may have inherited the variable.
+/// Whether standard error is the systemd journal. `JOURNAL_STREAM` identifies the journal's file (systemd.exec(5)). It
+/// is compared with standard error, because a redirected shell may have inherited the variable.
 pub(crate) fn to_journal() -> bool {
     let told = std::env::var("JOURNAL_STREAM").unwrap_or_default();
     is_stream(&told, std::io::stderr())
 }
 
-/// Whether a file is the one that is told of as `DEVICE:INODE`.
+/// Whether a file is the one named by `DEVICE:INODE`.
 fn is_stream(told: &str, file: impl AsFd) -> bool {
     let Ok(found) = rustix::fs::fstat(file) else {
         return false;
@@ -97,7 +98,7 @@ fn is_stream(told: &str, file: impl AsFd) -> bool {
     })
 }
 
-/// What is logged while a test runs.
+/// Captures log lines while a test runs.
 #[cfg(test)]
 pub(crate) mod captured {
     use std::io;
@@ -107,13 +108,13 @@ pub(crate) mod captured {
     pub(crate) struct Lines(Arc<Mutex<Vec<u8>>>);
 
     impl Lines {
-        /// Runs this with all that it logs, from info on, written here.
+        /// Runs this and captures all that it logs, from level info on.
         pub(crate) fn while_logging<T>(&self, run: impl FnOnce() -> T) -> T {
             let _log = self.listen();
             run()
         }
 
-        /// The same for all that this thread does until what it gives is dropped.
+        /// Captures all that this thread logs until the returned guard is dropped.
         pub(crate) fn listen(&self) -> tracing::subscriber::DefaultGuard {
             let writer = self.clone();
             let log = tracing_subscriber::fmt()

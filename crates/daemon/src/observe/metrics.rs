@@ -1,11 +1,11 @@
-//! The page that Prometheus scrapes, and the list of what is on it.
+//! The page that Prometheus scrapes, and the list of its metrics.
 //!
 //! Every family is declared once, in [`FAMILIES`]: the page's `HELP` and `TYPE` lines and the reference manual come
 //! from there. Values come from the same moment as statistics.
 //!
 //! # Always true
 //! - Names begin with `tidegate_`, end in their base unit, and counters (and only they) in `_total`.
-//! - A label's value is escaped; names cannot need it, versions and addresses might.
+//! - Label values are escaped. Names never need it, but versions and addresses might.
 //!
 //! # Source
 //! Prometheus' text exposition format 0.0.4 and its page on naming.
@@ -31,8 +31,8 @@ mod families;
 use families::*;
 pub(crate) use families::{FAMILIES, Family};
 
-/// Upper bounds of the latency buckets, in nanoseconds: 1, 2, 5 in each decade from what a cached read takes to when
-/// guests give up.
+/// Upper bounds of the latency buckets, in nanoseconds: 1, 2 and 5 in each decade. They range from a cached read to
+/// the timeout of guests.
 const BOUNDS: [u64; 19] = [
     10_000,
     20_000,
@@ -55,7 +55,7 @@ const BOUNDS: [u64; 19] = [
     10_000_000_000,
 ];
 
-/// What the page tells of.
+/// The input of the page.
 pub(crate) struct Facts {
     pub(crate) moment: Counters,
     pub(crate) datastores: Vec<Datastore>,
@@ -71,7 +71,7 @@ pub(crate) struct Facts {
 
 /// The whole page.
 ///
-/// `room`: for how many bytes it is made at first, such as the last one's.
+/// `room`: the initial capacity in bytes, such as the length of the last page.
 pub(crate) fn page(facts: &Facts, room: usize) -> String {
     let mut page = Page::with_room(room);
     daemon(&mut page, facts);
@@ -107,7 +107,7 @@ fn datastores(page: &mut Page, datastores: &[Datastore]) {
         }
     };
     each(page, &DATASTORE_UP, |d| {
-        // One that is full can be read, and written where data is already; one that is read-only can be read.
+        // A full datastore can be read, and written where data exists already. A read-only one can be read.
         let usable = |problem: &Problem| problem.code == ProblemCode::Full || d.read_only;
         Some(u64::from(d.problem.as_ref().is_none_or(usable)))
     });
@@ -148,7 +148,7 @@ fn settings(page: &mut Page, disks: &[AttachedMoment]) {
     let upstreams = || all().filter_map(|(whose, disk)| Some((whose, disk.upstream?)));
     let mut lost = page.family(&UPSTREAM_LOST);
     for (whose, up) in upstreams() {
-        // Read one after the other while they grow.
+        // These counters are read one after the other while they grow.
         let told = up.violations_total + up.silent_total;
         let ended = up.lost_total.saturating_sub(told);
         lost.count(&[whose, ",cause=\"violation\""], up.violations_total);
@@ -226,26 +226,26 @@ const fn op_word(op: Op) -> &'static str {
     }
 }
 
-/// The labels that say whose a disk's values are. They stand in hundreds of its lines, and are written once.
+/// The labels that identify a disk. Hundreds of lines use them, so they are formatted once.
 fn whose(disk: &Name, datastore: &Name) -> String {
     let mut text = String::new();
     write_labels(&mut text, &[("disk", disk), ("datastore", datastore)]);
     text
 }
 
-/// The page while it is written. Megabytes every few seconds: nothing is made that is not on it, and nothing twice.
+/// The page while it is written. It has megabytes every few seconds, so nothing is formatted twice or for nothing.
 struct Page {
     text: String,
-    /// What follows a histogram's labels: each of [`BOUNDS`] in seconds, and the end of all.
+    /// The text after a histogram's labels: each of [`BOUNDS`] in seconds, and `+Inf`.
     ends: [String; BOUNDS.len() + 1],
-    /// How a histogram's lines begin: its name, its labels.
+    /// The start of a histogram's lines: its name and labels.
     begin: String,
-    /// Writes counts.
+    /// Formats counts.
     digits: itoa::Buffer,
 }
 
 impl Page {
-    /// With room for so many bytes.
+    /// An empty page with this capacity in bytes.
     fn with_room(bytes: usize) -> Page {
         let end = |le: &dyn Display| format!(",le=\"{le}\"}} ");
         Page {
@@ -259,7 +259,7 @@ impl Page {
         }
     }
 
-    /// Begins a family; what is valued next belongs to it.
+    /// Begins a family; the values that follow belong to it.
     fn family(&mut self, family: &Family) -> Section<'_> {
         let _ = writeln!(self.text, "# HELP {} {}", family.name, family.help);
         let _ = writeln!(self.text, "# TYPE {} {}", family.name, family.kind.word());
@@ -288,7 +288,7 @@ impl Section<'_> {
         let _ = writeln!(text, " {value}");
     }
 
-    /// A count with labels that are written already, in parts.
+    /// Writes a count with labels that are already formatted, in parts.
     fn count(&mut self, labels: &[&str], count: u64) {
         let Page { text, digits, .. } = &mut *self.page;
         text.push_str(self.name);
@@ -299,9 +299,9 @@ impl Section<'_> {
         text.push('\n');
     }
 
-    /// The same for what is not a count.
+    /// The same for a value that is not a count.
     fn amount(&mut self, labels: &[&str], amount: f64) {
-        // As most are.
+        // Most amounts are zero.
         if amount == 0.0 {
             return self.count(labels, 0);
         }
@@ -314,7 +314,8 @@ impl Section<'_> {
 
     fn histogram(&mut self, labels: &[&str], histogram: &Histogram) {
         let count = histogram.count();
-        // One that is empty says nothing, up to sixteen times a disk: what fails in a filter has not been at the datastore.
+        // An empty histogram is left out; there may be sixteen per disk. I/Os that fail in a filter never reach the
+        // datastore.
         if count == 0 {
             return;
         }
@@ -355,12 +356,12 @@ fn write_labels(text: &mut String, labels: &[(&str, &dyn Display)]) {
     }
 }
 
-/// Writes a label's value as the format wants it.
+/// Escapes a label's value as the format requires.
 struct Escaped<'a>(&'a mut String);
 
 impl Write for Escaped<'_> {
     fn write_str(&mut self, value: &str) -> std::fmt::Result {
-        // As good as all.
+        // Almost no value needs escaping.
         if !value.contains(['\\', '"', '\n']) {
             self.0.push_str(value);
             return Ok(());
@@ -391,7 +392,7 @@ mod tests {
     use tidegate_core::units::Time;
     use tidegate_engine::control::{Report, Trouble, Used};
 
-    /// A datastore that has just come into use, with one disk on it that has waited.
+    /// A datastore that was just taken into use, with one disk that has waited.
     fn control() -> ControlMoment {
         let governor = Governor::new(Settings {
             host: [1; 16],

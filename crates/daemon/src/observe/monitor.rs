@@ -1,12 +1,13 @@
-//! Looks at what attached disks do and at what happens on their datastores, so that `explain` and the events have it.
+//! The monitor: samples the attached disks and collects the events of their datastores, for `explain` and the event
+//! list.
 //!
-//! Once a second while there is I/O; when there is none any more, a few times yet, and then only when a governor calls,
-//! because it has noticed something or its datastore is used again. It asks the governors first, which cost no I/O thread
-//! anything, and the I/O threads only when one of them has work.
+//! It samples once a second while there is I/O. When I/O ends, it samples a few more times and then waits for a
+//! wake-up by a governor. A governor wakes it when it has noticed something or its datastore is used again. It queries
+//! the governors first, which costs no I/O thread anything. It queries the I/O threads only when one of them has work.
 //!
 //! # Always true
-//! - A daemon that has nothing to do makes no wake-up here.
-//! - The I/O threads are asked for a few sums a disk, never for their histograms.
+//! - In an idle daemon the monitor causes no wake-up.
+//! - The I/O threads return a few sums per disk, never their histograms.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -35,11 +36,11 @@ use crate::observe::sample::ControlMoment;
 use crate::os_error::{self, Outcome};
 use crate::services::Services;
 
-/// How often while there is I/O.
+/// Sampling interval while there is I/O.
 const BUSY: Duration = Duration::from_secs(1);
-/// How often certificates are looked at: the clock may be set, and a machine may sleep.
+/// Interval of certificate checks: the clock may be set, and a machine may sleep.
 const CERTIFICATES: Duration = Duration::from_secs(3600);
-/// Looks that find nothing before it waits to be called: a governor may not have counted yet what it calls for.
+/// Idle samples before it waits for a wake-up: a governor may not have counted yet the I/O that it signals.
 const RESTS: u32 = 3;
 
 /// See the module.
@@ -48,38 +49,38 @@ pub(crate) struct Monitor {
     timelines: Mutex<BTreeMap<Name, Watched>>,
     journal: Journal,
     known: Mutex<Known>,
-    /// A governor has called.
+    /// Notified when a governor has signalled.
     called: Notify,
 }
 
-/// What people call those of whom governors tell, also when they have gone since.
+/// The names of disks and hosts in governors' events, also of those that are gone since.
 #[derive(Default)]
 struct Known {
     disks: BTreeMap<DiskKey, Name>,
     hosts: BTreeMap<[u8; 16], String>,
 }
 
-/// What is known of one disk.
+/// The timeline of one disk.
 struct Watched {
     attached: Time,
     timeline: Timeline,
 }
 
-/// An I/O thread's time, and every attached disk, at one moment.
+/// The time of all I/O threads, and the counters of every attached disk, at one moment.
 pub(crate) struct Standing {
     pub(crate) threads: Vec<Worked>,
-    /// In the order of their names.
+    /// Sorted by name.
     pub(crate) disks: Vec<(Arc<Attached>, Beat)>,
 }
 
-/// What a look has found.
+/// The result of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
-    /// I/O.
+    /// Some disk had I/O.
     Work,
-    /// Disks, and nothing to do for them.
+    /// There are disks, but no I/O.
     Rest,
-    /// No disk at all.
+    /// There is no disk.
     Nothing,
 }
 
@@ -95,12 +96,12 @@ impl Monitor {
         }
     }
 
-    /// The services that it reads from.
+    /// The services that the monitor reads from.
     pub(crate) fn services(&self) -> &Arc<Services> {
         &self.services
     }
 
-    /// What happened.
+    /// The events.
     pub(crate) fn journal(&self) -> &Journal {
         &self.journal
     }
@@ -109,14 +110,14 @@ impl Monitor {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is known of the last minutes of a disk, if anything is.
+    /// The last minutes of a disk, if known.
     pub(crate) fn timeline(&self, disk: &Attached) -> Option<Timeline> {
         let timelines = self.timelines();
         let watched = timelines.get(disk.name())?;
         (watched.attached == disk.attached()).then(|| watched.timeline.clone())
     }
 
-    /// How a disk stood when it was looked at last, if it was.
+    /// The last sample of a disk, if any.
     pub(crate) fn last(&self, disk: &Attached) -> Option<Beat> {
         let timelines = self.timelines();
         let watched = timelines.get(disk.name())?;
@@ -130,7 +131,7 @@ impl Monitor {
     }
 }
 
-/// Looks until the daemon stops.
+/// Samples until the daemon stops.
 pub(crate) async fn keep(monitor: Arc<Monitor>) {
     let mut rests = 0;
     loop {
@@ -163,7 +164,7 @@ pub(crate) async fn keep(monitor: Arc<Monitor>) {
     }
 }
 
-/// Takes in what governors notice, as soon as they do, until the daemon stops.
+/// Collects what governors notice, as soon as they do, until the daemon stops.
 pub(crate) async fn listen(monitor: Arc<Monitor>) {
     loop {
         tokio::select! {
@@ -202,13 +203,13 @@ pub(crate) async fn watch_certificates(monitor: Arc<Monitor>) {
 }
 
 impl Monitor {
-    /// Why a disk is as fast as it is, by what it did in the last so long.
+    /// Explains why a disk is as fast as it is, judged over the last `last`.
     pub(crate) fn explain(&self, name: &Name, last: Span) -> Outcome<Explanation> {
         let live = self.services.disk_service.must_be_attached(name)?;
         let terms = Monitor::terms(&live);
         let reports = self.control_reports();
         let beats = self.beats(&reports)?;
-        // It went between the two looks.
+        // The disk was detached between the two lookups.
         let (_, now) = beats
             .into_iter()
             .find(|(of, _)| Arc::ptr_eq(of, &live))
@@ -235,7 +236,7 @@ impl Monitor {
         ))
     }
 
-    /// Looks once: adds a beat to the timeline of every disk that did anything, and notes what happened.
+    /// Samples once: adds a beat to the timeline of every disk, or marks all as idle if no disk had I/O.
     fn look(&self) -> Outcome<Found> {
         let live = self.services.disk_service.live().all();
         if live.is_empty() {
@@ -264,24 +265,24 @@ impl Monitor {
         Ok(found)
     }
 
-    /// Whether any disk is new, did anything since the last look, or had something outstanding then.
+    /// Whether any disk is new, did anything since the last sample, or had I/Os outstanding then.
     fn is_stirred(&self, live: &[Arc<Attached>], reports: &BTreeMap<Name, Report>) -> bool {
         let mut timelines = self.timelines();
         let index = index(reports);
         live.iter().any(|disk| {
             let used = index.get(disk.key()).map(|(used, _)| known(used));
             let last = watched(&mut timelines, disk).timeline.last();
-            // Where no governor counts, nobody but the I/O thread knows.
+            // Without a governor that counts, only the I/O thread knows.
             used.is_none() || used != last.used || last.pulse.is_some_and(|p| p.outstanding > 0)
         })
     }
 
-    /// How every attached disk stands now.
+    /// The counters of every attached disk now.
     fn beats(&self, reports: &BTreeMap<Name, Report>) -> Outcome<Vec<(Arc<Attached>, Beat)>> {
         Ok(self.standing(reports)?.disks)
     }
 
-    /// How every I/O thread and every attached disk stands now.
+    /// The counters of every I/O thread and every attached disk now.
     pub(crate) fn standing(&self, reports: &BTreeMap<Name, Report>) -> Outcome<Standing> {
         let mut threads = Vec::new();
         let mut told = Vec::new();
@@ -299,7 +300,7 @@ impl Monitor {
         let told = Sorted::of(told);
         let index = index(reports);
         let beat = |live: Arc<Attached>| {
-            // A disk that comes or goes just now is not told of.
+            // A disk that is being attached or detached is left out.
             let (worked, told) = told.get(live.key())?;
             let report = reports.get(live.datastore());
             let own = index.get(told.disk).copied();
@@ -317,7 +318,7 @@ impl Monitor {
         Ok(Standing { threads, disks })
     }
 
-    /// Takes in what the governors noticed.
+    /// Collects what the governors noticed.
     fn hear(&self) {
         let mut told = self.services.disk_service.controls().told();
         told.retain(|(_, events)| events.lost > 0 || !events.told.is_empty());
@@ -346,12 +347,12 @@ impl Monitor {
                 self.journal.add(Some(&datastore), at_ms, happening);
             }
         }
-        // Nothing more is told of disks that have gone.
+        // Detached disks cause no further events.
         let here: BTreeSet<DiskKey> = live.iter().filter_map(|live| key(live)).collect();
         known.disks.retain(|key, _| here.contains(key));
     }
 
-    /// Remembers what people call disks and hosts.
+    /// Stores the names of disks and hosts.
     fn know(&self, live: &[Arc<Attached>], reports: &BTreeMap<Name, Report>) {
         let mut known = self.known();
         let disks = live
@@ -365,7 +366,7 @@ impl Monitor {
         }
     }
 
-    /// What every datastore's control knows. One that has just ended is left out.
+    /// The reports of all datastores' controls. One that has just ended is left out.
     pub(crate) fn control_reports(&self) -> BTreeMap<Name, Report> {
         let running = self
             .services
@@ -378,7 +379,7 @@ impl Monitor {
             .collect()
     }
 
-    /// The same, with the disks' names.
+    /// The same reports, with the disks' names.
     pub(crate) fn control_moments(&self) -> Vec<ControlMoment> {
         let live = self.services.disk_service.live().all();
         let names = live.iter().map(|live| (live.key(), live.name().clone()));
@@ -391,7 +392,7 @@ impl Monitor {
         self.control_reports().into_iter().map(moment).collect()
     }
 
-    /// What was said about a disk.
+    /// The settings of a disk.
     pub(crate) fn terms(live: &Attached) -> Terms {
         let policy = live.policy().unwrap_or_default();
         let burst = match (policy.limit, policy.burst) {
@@ -414,7 +415,7 @@ impl Monitor {
     }
 }
 
-/// The timeline of a disk, which may be new, or attached anew.
+/// The timeline of a disk; a new one if the disk is new or was attached again.
 fn watched<'a>(timelines: &'a mut BTreeMap<Name, Watched>, disk: &Attached) -> &'a mut Watched {
     let new = || Watched {
         attached: disk.attached(),
@@ -427,15 +428,15 @@ fn watched<'a>(timelines: &'a mut BTreeMap<Name, Watched>, disk: &Attached) -> &
     watched
 }
 
-/// What hosts call a disk.
+/// The identity of a disk among hosts.
 fn key(live: &Attached) -> Option<DiskKey> {
     Some(policy::key(live.descriptor()?.uuid))
 }
 
-/// What a disk has used, and what its governor knows of it, which may not have heard of it yet.
+/// The usage of a disk, and its governor's report of it; `None` if the governor does not know the disk yet.
 type Own<'a> = (&'a engine::Used, Option<&'a DiskReport>);
 
-/// All disks under control by the engine's keys.
+/// All disks under control, by the engine's keys.
 fn index(reports: &BTreeMap<Name, Report>) -> Sorted<host::Key, Own<'_>> {
     let disks = reports.values().flat_map(|report| {
         let known = report.governor.disks.iter();
@@ -446,7 +447,7 @@ fn index(reports: &BTreeMap<Name, Report>) -> Sorted<host::Key, Own<'_>> {
     Sorted::of(disks.collect())
 }
 
-/// Hundreds by their keys, in one piece of memory: it is made and left every second, with all caches cold.
+/// A map of some hundred entries in one allocation: it is built and dropped every second, with cold caches.
 struct Sorted<K, T>(Vec<(K, T)>);
 
 impl<K: Ord + Copy, T> Sorted<K, T> {

@@ -1,10 +1,10 @@
 //! Samples: rates and latencies over a window, from the engine's counters.
 //!
-//! A one-shot answer covers the time since a disk was attached; a stream keeps the report before and covers the time
-//! between the two. Nothing here asks the engine: it is handed reports.
+//! A one-shot answer covers the time since a disk was attached. A stream stores the previous report and covers the
+//! time between the two. Nothing here queries the engine: reports are passed in.
 //!
 //! # Units
-//! Nanoseconds come in; seconds and microseconds go out.
+//! Input: nanoseconds. Output: seconds and microseconds.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,14 +27,14 @@ pub(crate) struct ThreadMoment {
     pub(crate) thread: u32,
     pub(crate) cpu: Option<u32>,
     pub(crate) disks: Vec<Name>,
-    /// How long it has lived.
+    /// Time since it started.
     pub(crate) age_ns: u64,
     pub(crate) busy_ns: u64,
     pub(crate) polling_ns: u64,
     pub(crate) requests: u64,
     pub(crate) turns: u64,
     pub(crate) wakes: u64,
-    /// Completions that matched no I/O; anything but zero is a fault of ours.
+    /// Completions that matched no I/O; anything but zero is a bug of ours.
     pub(crate) strays: u64,
 }
 
@@ -48,16 +48,16 @@ pub(crate) struct ControlMoment {
 }
 
 impl ControlMoment {
-    /// What its disks have used, by their names. A disk that comes or goes just now is not told of.
+    /// The usage of its disks, by name. A disk that is being attached or detached is left out.
     pub(crate) fn disks(&self) -> impl Iterator<Item = (&Name, &Used)> {
         let disks = self.report.disks.iter();
         disks.filter_map(|used| Some((self.names.get(&used.disk)?, used)))
     }
 }
 
-/// What a disk did between `before` (or its attachment) and now.
+/// The activity of a disk between `before` (or its attachment) and now.
 pub(crate) fn disk(now: &DiskCounters, before: Option<&DiskCounters>) -> DiskStats {
-    // A disk that was detached and attached again, or whose stats filter was, has begun anew.
+    // A disk that was attached again, or whose stats filter was replaced, counts from zero.
     let before = before.filter(|before| {
         before.attached == now.attached
             && count(before.stats.as_deref()) <= count(now.stats.as_deref())
@@ -102,7 +102,7 @@ pub(crate) fn disk(now: &DiskCounters, before: Option<&DiskCounters>) -> DiskSta
     stats
 }
 
-/// What an I/O thread did between `before` (or its beginning) and now.
+/// The activity of an I/O thread between `before` (or its start) and now.
 pub(crate) fn thread(now: &ThreadMoment, before: Option<&ThreadMoment>) -> ThreadStats {
     let since =
         |field: fn(&ThreadMoment) -> u64| field(now).saturating_sub(before.map_or(0, field));
@@ -121,7 +121,7 @@ pub(crate) fn thread(now: &ThreadMoment, before: Option<&ThreadMoment>) -> Threa
     }
 }
 
-/// What was counted of one kind of operation: in all, and in the window.
+/// The counters of one kind of operation: in total, and in the window.
 #[derive(Default)]
 struct Kind {
     counts: OpCounts,
@@ -148,7 +148,7 @@ impl Kind {
                             .as_nanos()
                             .wrapping_sub(then.latency_sum.as_nanos()),
                     ),
-                    // Only the longest since the beginning is kept.
+                    // Only the maximum since the beginning is stored.
                     latency_max: now.latency_max,
                 },
             );
@@ -197,7 +197,7 @@ impl Kind {
                 queue: latency(Stage::Queue),
                 filters: latency(Stage::Filters),
                 datastore: latency(Stage::Datastore),
-                // Every I/O is in this sum, while the histograms may sample.
+                // This sum has every I/O, while the histograms may sample.
                 total: LatencySummary {
                     mean_us: float(self.window.latency_mean().as_nanos()) / 1e3,
                     ..latency(Stage::Total)
@@ -224,7 +224,7 @@ fn count(stats: Option<&StatsReport>) -> u64 {
     stats.map_or(0, StatsReport::count)
 }
 
-/// A distribution in six numbers.
+/// Summarises a distribution in six numbers.
 fn summary(histogram: &Histogram) -> LatencySummary {
     let us = |span: Span| float(span.as_nanos()) / 1e3;
     LatencySummary {
@@ -238,7 +238,7 @@ fn summary(histogram: &Histogram) -> LatencySummary {
     }
 }
 
-/// A part of a whole; nothing of nothing.
+/// A part of a whole; 0 if the whole is 0.
 pub(crate) fn ratio(part: u64, whole: u64) -> f64 {
     if whole == 0 {
         0.0

@@ -1,10 +1,11 @@
-//! The limits of this process: open files, locked memory. Raised as far as may be, and told when it is used up.
+//! The limits of this process on open files and locked memory: raised as far as possible, and reported when exhausted.
 //!
-//! Every problem that is made of a system's error asks here first ([`remedy`]); who would take many descriptors asks
-//! before ([`must_have_room`]).
+//! Every problem made from a system error is checked here first ([`remedy`]). Code that needs many descriptors checks
+//! for room before it starts ([`must_have_room`]).
 //!
 //! # Always true
-//! - Guests, clients and attached disks leave some descriptors to orders: one can always ask the daemon why it refuses.
+//! - Guests, clients and attached disks leave some descriptors for commands, so the daemon can always report why it
+//!   refuses.
 
 use std::error::Error;
 use std::fs::File;
@@ -18,15 +19,15 @@ use tidegate_api::problem::{Problem, ProblemCode};
 
 use crate::os_error::{self, Outcome};
 
-/// Descriptors that are left to orders: some requests at a time, each with the files that it reads.
+/// Descriptors reserved for commands: some requests at a time, each with the files that it reads.
 const RESERVE: u64 = 24;
 
-/// Locked memory that is asked for, for each ring's own need. When a daemon starts again, the kernel may still count what its
-/// predecessor had.
+/// Multiple of each ring's own need that is demanded as locked memory. When a daemon restarts, the kernel may still
+/// count its predecessor's memory.
 const LOCKED_TIMES: u64 = 2;
 
-/// Asks for as many descriptors and as much locked memory as may be had: a login's 1024 descriptors are too few for some
-/// hundreds of disks, at three or more for each. The small number is for programs that call `select`.
+/// Raises the limits of descriptors and locked memory to their maximum. The default of 1024 descriptors is too low for
+/// some hundred disks, which need three or more each. It is low only for programs that call `select`.
 pub(crate) fn raise_all() {
     raise_to_maximum(Resource::Nofile, "the limit of open files stays as it is");
     raise_to_maximum(
@@ -46,14 +47,14 @@ fn raise_to_maximum(resource: Resource, otherwise: &str) {
     }
 }
 
-/// Keeps others from writing to whatever this process makes, and nobody from what is its own, whatever its umask was. What a
-/// stricter umask keeps from being read stays so.
+/// Clears write permission of the group and others on all files that this process creates, and never restricts its own
+/// user. A stricter umask still restricts reading.
 pub(crate) fn mask_modes() {
     let before = umask(Mode::empty());
     umask((before & (Mode::RWXG | Mode::RWXO)) | Mode::WGRP | Mode::WOTH);
 }
 
-/// What to do when the kernel has no memory for the I/O threads' rings, if that is so because of RLIMIT_MEMLOCK.
+/// The remedy when the kernel has no memory for the I/O threads' rings, if RLIMIT_MEMLOCK is the cause.
 pub(crate) fn locked_memory(error: &(dyn Error + 'static), threads: usize) -> Option<String> {
     let number = first_cause(error)?.raw_os_error()?;
     let limit = getrlimit(Resource::Memlock).current?;
@@ -62,7 +63,7 @@ pub(crate) fn locked_memory(error: &(dyn Error + 'static), threads: usize) -> Op
         .then(|| raise_locked(limit, enough, threads))
 }
 
-/// Bytes of locked memory with which so many I/O threads start.
+/// Bytes of locked memory that this number of I/O threads needs to start.
 fn enough_locked(threads: usize) -> u64 {
     let threads = u64::try_from(threads).unwrap_or(u64::MAX);
     tidegate_engine::RING_LOCKED
@@ -83,9 +84,9 @@ fn raise_locked(limit: u64, enough: u64, threads: usize) -> String {
     )
 }
 
-/// Fails while no descriptors are left but those for orders; `what` is then what cannot be done.
+/// Fails while only the reserved descriptors are left; `what` is the failed action.
 pub(crate) fn must_have_room(what: &str) -> Outcome<()> {
-    // The system gives the lowest number that is free: all below it are in use.
+    // The system returns the lowest free number, so all below it are in use.
     let probe = File::open("/").map_err(|e| os_error::io(what, &e))?;
     let used = u64::try_from(probe.as_raw_fd()).unwrap_or(0);
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
@@ -109,7 +110,7 @@ fn raise() -> String {
     )
 }
 
-/// What to do about an error that says that something of the system's is used up; none: it says something else.
+/// The remedy for an error that reports an exhausted resource; `None` for other errors.
 pub(crate) fn remedy(error: &(dyn Error + 'static)) -> Option<String> {
     let number = first_cause(error)?.raw_os_error()?;
     match Errno::from_raw_os_error(number) {
@@ -122,7 +123,7 @@ pub(crate) fn remedy(error: &(dyn Error + 'static)) -> Option<String> {
     }
 }
 
-/// The system's own error at the end of a chain, if one is there.
+/// The system error at the end of a chain, if there is one.
 fn first_cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a io::Error> {
     let mut found = None;
     let mut next = Some(error);

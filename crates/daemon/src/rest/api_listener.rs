@@ -1,15 +1,16 @@
 //! Accepts connections to the REST interface's Unix socket, a bounded number at a time.
 //!
-//! Each connection has buffers, and a stream of samples has a picture of all disks: a program that opens them in a loop
-//! must not take the daemon's memory or its descriptors. The socket's permissions say who may connect at all; among
-//! those, clients that send no whole request must not keep others out.
+//! Each connection has buffers, and a stream of samples has a picture of all disks. A program that opens them in a
+//! loop must not exhaust the daemon's memory or descriptors. The socket's permissions decide which users may connect.
+//! Among those, clients that send no whole request must not block others.
 //!
 //! # Always true
-//! - At most [`CONNECTIONS`] are served, and [`RESERVED`] more of the superuser and the daemon's own user.
-//! - A connection without a whole request is closed after [`PATIENCE`], and earlier when another client needs its place:
-//!   the one that has waited longest goes first. No other user's client takes the place of one of the superuser's.
-//! - When every connection has a request at work, a further one is answered with the reason, and that is logged once until
-//!   one is served.
+//! - At most [`CONNECTIONS`] are served, plus [`RESERVED`] for the superuser and the daemon's own user.
+//! - A connection without a whole request is closed after [`PATIENCE`], or earlier when another client needs its
+//!   place. The longest-waiting connection is closed first. A client of another user never displaces one of the
+//!   superuser's.
+//! - When every connection has a request in progress, a further client receives an error with the reason. This is
+//!   logged once until a client is served.
 
 use std::collections::BTreeMap;
 use std::pin::{Pin, pin};
@@ -37,26 +38,26 @@ use crate::accept;
 use crate::os_error;
 use crate::rest;
 
-/// Programs of an administrator that ask at the same moment, with room: a scraper, a few who watch, scripts.
+/// Simultaneous clients of an administrator, with room to spare: a scraper, a few viewers, scripts.
 const CONNECTIONS: usize = 256;
 
-/// For the superuser and the daemon's own user: whoever else may connect cannot keep them out.
+/// Places for the superuser and the daemon's own user, which other users cannot take.
 const RESERVED: usize = 16;
 
-/// How long a client may take for a whole request, also for the next on the same connection. A scraper that asks
-/// every 15 seconds keeps its connection.
+/// How long a client may take for a whole request, including the next one on the same connection. A scraper with an
+/// interval of 15 seconds does not lose its connection.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long a client waits at least before it must make room: what it has sent may not be read yet.
+/// Minimum waiting time before a client can be displaced: the daemon may not have read yet what it has sent.
 const GRACE: Duration = Duration::from_millis(250);
 
-/// The most bytes of a request's head, and of a connection's buffer.
+/// Limit of a request's head and of a connection's buffer, in bytes.
 const HEAD: usize = 64 << 10;
 
-/// Connections too many that are answered at a time; further ones are closed without an answer.
+/// Excess connections that are answered at a time; further ones are closed without an answer.
 const REFUSALS: usize = 16;
 
-/// How long one of those may take for the head of its request.
+/// How long an excess connection may take for the head of its request.
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(1);
 
 /// See the module.
@@ -94,7 +95,7 @@ impl ApiListener {
         }
     }
 
-    /// Serves until `stop`, and then until the requests that are at work are answered.
+    /// Serves until `stop`, and then until the requests in progress are answered.
     pub(crate) async fn serve(mut self, stop: CancellationToken) {
         let mut open = JoinSet::new();
         loop {
@@ -121,7 +122,7 @@ impl ApiListener {
             let problem = too_many(self.places.most);
             tracing::warn!(%problem, "a connection to the REST interface is refused");
         }
-        // One beyond those that can be answered is closed here.
+        // Beyond those that can be answered, a connection is closed here.
         if let Ok(permit) = Arc::clone(&self.refusals).try_acquire_owned() {
             let problem = too_many(self.places.most);
             open.spawn(async move {
@@ -132,7 +133,7 @@ impl ApiListener {
     }
 }
 
-/// Whether the other end is the superuser or the daemon's own user.
+/// Whether the peer is the superuser or the daemon's own user.
 fn is_privileged(socket: &UnixStream) -> bool {
     let own = rustix::process::geteuid().as_raw();
     socket
@@ -151,7 +152,7 @@ fn too_many(most: usize) -> Problem {
         )
 }
 
-/// Answers one client until it goes, waits too long, must make room, or the daemon stops.
+/// Serves one client until it closes, times out, is displaced, or the daemon stops.
 async fn talk(
     socket: UnixStream,
     router: TowerToHyperService<Router>,
@@ -169,12 +170,12 @@ async fn talk(
         .header_read_timeout(patience)
         .max_buf_size(HEAD);
     let mut talk = pin!(http.serve_connection(TokioIo::new(socket), answer));
-    // How it ends is the other end's affair.
+    // The peer's way of closing does not matter.
     tokio::select! {
         _ = talk.as_mut() => {}
         () = place.leave.cancelled() => {}
         () = stop.cancelled() => {
-            // One that has not asked would be waited for.
+            // Do not wait for a client without a request.
             if place.is_at_work() {
                 talk.as_mut().graceful_shutdown();
                 let _ = talk.await;
@@ -183,7 +184,7 @@ async fn talk(
     }
 }
 
-/// Answers one connection too many with the reason.
+/// Answers one excess connection with the reason.
 async fn refuse(socket: UnixStream, problem: Problem) {
     let answer = service_fn(|_: hyper::Request<Incoming>| {
         let response = rest::failure(problem.clone());
@@ -195,11 +196,12 @@ async fn refuse(socket: UnixStream, problem: Problem) {
         .timer(TokioTimer::new())
         .header_read_timeout(REFUSAL_PATIENCE);
     let refused = http.serve_connection(TokioIo::new(socket), answer);
-    // It may not take the answer either.
+    // The client may not read the answer either.
     let _ = tokio::time::timeout(2 * REFUSAL_PATIENCE, refused).await;
 }
 
-/// Reads a request to its end; its connection is at work from then on, until the response has been read.
+/// Reads a request to its end. From then on its connection has a request in progress, until the response has been
+/// read.
 async fn heed(request: Request, next: Next, patience: Duration) -> Response {
     let place = request.extensions().get::<Arc<Place>>().cloned();
     let (parts, body) = request.into_parts();
@@ -220,7 +222,7 @@ async fn heed(request: Request, next: Next, patience: Duration) -> Response {
     Response::from_parts(parts, Body::new(Answer { body, _work: work }))
 }
 
-/// Whether a body was not read to its end because it is longer than it may be.
+/// Whether reading a body failed because it is too long.
 fn is_too_long(error: &axum::Error) -> bool {
     let mut error: Option<&dyn std::error::Error> = Some(error);
     while let Some(one) = error {
@@ -232,7 +234,7 @@ fn is_too_long(error: &axum::Error) -> bool {
     false
 }
 
-/// A response's body; its connection has a request at work until it is dropped.
+/// A response's body. Its connection has a request in progress until it is dropped.
 struct Answer {
     body: Body,
     _work: Option<Work>,
@@ -272,18 +274,18 @@ struct Table {
 }
 
 struct Taken {
-    /// The superuser's, or the daemon's own user's.
+    /// Whether it belongs to the superuser or the daemon's own user.
     is_privileged: bool,
-    /// Since when it has no request at work.
+    /// Since when it has had no request in progress.
     waits: Option<Instant>,
     leave: CancellationToken,
 }
 
-/// A connection's place, until it is dropped.
+/// A connection's place, until dropped.
 struct Place {
     places: Arc<Places>,
     number: u64,
-    /// Another client needs the place.
+    /// Cancelled when another client needs the place.
     leave: CancellationToken,
 }
 
@@ -296,12 +298,12 @@ impl Places {
         }
     }
 
-    /// A place for one more, if need be that of a client which has sent no whole request: of another user before the
-    /// superuser's, and of the superuser's only for one of its own.
+    /// Finds a place for one more, if necessary by displacing a client that has sent no whole request. Clients of
+    /// other users are displaced first; the superuser's only for one of its own.
     fn take(self: &Arc<Places>, is_privileged: bool) -> Option<Place> {
         let most = self.most + if is_privileged { RESERVED } else { 0 };
         let mut table = self.table();
-        // A client that waits makes room before the reserve is used.
+        // Waiting clients are displaced before the reserve is used.
         if table.taken.len() >= self.most {
             let waiting = table.taken.iter().filter_map(|(number, taken)| {
                 let since = taken.waits.filter(|since| since.elapsed() >= self.grace)?;
@@ -331,7 +333,7 @@ impl Places {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        // It is whole between any two lines that change it.
+        // No panic leaves it half changed.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -358,7 +360,7 @@ impl Drop for Place {
     }
 }
 
-/// A connection has a request at work, until this is dropped.
+/// Marks its connection as having a request in progress, until dropped.
 struct Work(Arc<Place>);
 
 impl Work {
@@ -384,7 +386,7 @@ mod tests {
 
     const ASK: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
 
-    /// A socket with room for so many connections; `/hang` is answered when `go` says so.
+    /// A socket with this number of places; `/hang` is answered when `go` is notified.
     struct Stage {
         path: PathBuf,
         go: Arc<Notify>,
@@ -437,10 +439,10 @@ mod tests {
         }
     }
 
-    /// All that comes until the other end closes.
+    /// Reads all bytes until the other end closes.
     async fn heard(mut socket: UnixStream) -> String {
         let mut heard = Vec::new();
-        // It may be reset, after what was sent.
+        // The connection may be reset after the data was sent.
         let _ = socket.read_to_end(&mut heard).await;
         String::from_utf8(heard).unwrap()
     }
@@ -464,7 +466,7 @@ mod tests {
                 "{answer}"
             );
         }
-        // Those that waited longest had to go, one for each that came while there was no room.
+        // The longest-waiting clients were displaced, one for each new client that found no room.
         assert_eq!(heard(halves.remove(0)).await, "");
     }
 
@@ -484,7 +486,7 @@ mod tests {
     async fn a_connection_too_many_is_told_so_and_there_is_room_again_when_one_ends() {
         let stage = stage(1, LONG, LONG);
         let mut busy = Vec::new();
-        // The test is the daemon's own user: the reserve is its as well.
+        // The test runs as the daemon's own user, so it can use the reserve too.
         for _ in 0..=RESERVED {
             busy.push(stage.send(b"GET /hang HTTP/1.1\r\nhost: x\r\n\r\n").await);
         }
@@ -516,7 +518,7 @@ mod tests {
         let stage = stage(4, LONG, LONG);
         let idle = stage.send(b"").await;
         let busy = stage.send(b"GET /hang HTTP/1.1\r\nhost: x\r\n\r\n").await;
-        // It is at work once another can be answered after it.
+        // The request is in progress once a later one has been answered.
         stage.ask().await;
         stage.stop.cancel();
         stage.go.notify_one();
@@ -547,7 +549,7 @@ mod tests {
         let idle = take(true).expect("of the reserve");
         assert!(take(false).is_none());
         assert!(!idle.leave.is_cancelled());
-        // Another of its own may take it, once the reserve is used up.
+        // The superuser's own clients may displace it once the reserve is used up.
         let reserved: Vec<_> = (0..RESERVED).map(|_| take(true).map(Work::begin)).collect();
         assert!(reserved.iter().all(Option::is_some) && idle.leave.is_cancelled());
         assert!(take(true).is_none());

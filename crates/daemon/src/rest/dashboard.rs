@@ -1,7 +1,6 @@
-//! Routes of the dashboard: its pages, what they show live, the minutes before, and the one order that they give.
+//! Routes of the dashboard: its pages, their live data, the last minutes, and the one change that pages can make.
 //!
-//! These are between the pages and the daemon they come from, and change with them: they are in no document. Programs
-//! have the REST interface.
+//! These routes are private to the pages, change with them, and are in no document. Programs use the REST interface.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -60,16 +59,16 @@ async fn file(Path(name): Path<String>, request: axum::extract::Request) -> Resp
     }
 }
 
-/// What a page wants to be told.
+/// The query of a page's stream.
 #[derive(Deserialize)]
 struct Wish {
-    /// The disk that is looked at closely, if one is.
+    /// The disk whose page is open, if any.
     disk: Option<String>,
-    /// The last event that is known.
+    /// The last event that the page has.
     after: Option<u64>,
 }
 
-/// What is told first.
+/// The first message of the stream.
 #[derive(Serialize)]
 struct Hello {
     version: &'static str,
@@ -80,7 +79,7 @@ struct Hello {
     columns: Columns,
 }
 
-/// What stands where in rows.
+/// The columns of the rows.
 #[derive(Serialize)]
 struct Columns {
     threads: &'static [&'static str],
@@ -93,7 +92,7 @@ struct Columns {
     level: &'static [&'static str],
 }
 
-/// Everything live, on one connection: browsers have few.
+/// Streams all live data on one connection, because browsers limit their number.
 async fn live(
     State(daemon): Shared,
     may: Option<Extension<May>>,
@@ -145,19 +144,19 @@ async fn live(
     Ok((headers, HttpBody::from_stream(frames)).into_response())
 }
 
-/// A page that is open.
+/// An open page.
 struct Watcher {
     daemon: Arc<Daemon>,
     host: watch::Receiver<Frame>,
     disk: Option<watch::Receiver<Frame>>,
     happened: watch::Receiver<u64>,
-    /// The number of the last event that it has.
+    /// The number of the last event that was sent to it.
     last: u64,
     ready: VecDeque<Frame>,
 }
 
 impl Watcher {
-    /// What to send next; none when the daemon stops.
+    /// The next frame to send; `None` when the daemon stops.
     async fn next(&mut self) -> Option<Frame> {
         loop {
             if let Some(frame) = self.ready.pop_front() {
@@ -180,7 +179,7 @@ impl Watcher {
                 }
                 changed = self.happened.changed() => {
                     changed.ok()?;
-                    // Marked as seen before it is looked at: what comes meanwhile is another change.
+                    // Marked as seen before it is read: an event that arrives meanwhile is another change.
                     self.happened.borrow_and_update();
                     let events = self.daemon.monitor.journal().since(self.last);
                     let Some(latest) = events.last() else { continue };
@@ -189,7 +188,7 @@ impl Watcher {
                 }
                 () = self.daemon.services.stopped() => return None,
             };
-            // Empty: nothing was seen yet.
+            // Empty: there was no sample yet.
             if !frame.is_empty() {
                 self.ready.push_back(frame);
             }
@@ -197,7 +196,7 @@ impl Watcher {
     }
 }
 
-/// Whose past is meant.
+/// The query: the disk or datastore whose history is requested.
 #[derive(Deserialize)]
 struct Whose {
     disk: Option<String>,
@@ -227,7 +226,7 @@ async fn before(
     .await
 }
 
-/// Changes to a disk's policy, and to nothing else of it.
+/// Changes to a disk's policy only.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Terms {

@@ -74,17 +74,17 @@ async fn stream(
     Ok(Sse::new(events).keep_alive(KeepAlive::default()))
 }
 
-/// A client that listens.
+/// A client that reads the stream.
 struct Listener {
     daemon: Arc<Daemon>,
     latest: watch::Receiver<u64>,
-    /// The number of the last event that it has.
+    /// The number of the last event that was sent to it.
     last: u64,
     ready: VecDeque<Event>,
 }
 
 impl Listener {
-    /// The next event; none when the daemon stops.
+    /// The next event; `None` when the daemon stops.
     async fn next(&mut self) -> Option<sse::Event> {
         loop {
             if let Some(event) = self.ready.pop_front() {
@@ -94,7 +94,7 @@ impl Listener {
                     .id(event.number.to_string());
                 return told.json_data(event).ok();
             }
-            // Marked as seen before it is looked at: what comes meanwhile is another change.
+            // Marked as seen before it is read: an event that arrives meanwhile is another change.
             self.latest.borrow_and_update();
             self.ready = self.daemon.monitor.journal().since(self.last).into();
             if self.ready.is_empty() {

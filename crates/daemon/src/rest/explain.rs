@@ -17,12 +17,12 @@ pub(super) fn routes() -> Routes {
     Routes::default().routes(routes!(disk))
 }
 
-/// Less than this says nothing.
+/// The shortest span: less has too few samples.
 const LEAST: Span = Span::from_secs(1);
-/// What is looked at unless told otherwise: long enough for a mean, short enough to be of now.
+/// The default span: long enough for a mean, short enough to be current.
 const USUAL: Span = Span::from_secs(30);
 
-/// By what time a disk is to be judged.
+/// The query: the span to judge.
 #[derive(Deserialize)]
 struct Last {
     last: Option<String>,

@@ -25,7 +25,7 @@ pub(super) fn routes() -> Routes {
         .routes(routes!(stream))
 }
 
-/// How often a stream may send: often enough for any eye, seldom enough not to be felt by the I/O threads.
+/// Allowed intervals of a stream: fast enough for any viewer, slow enough not to load the I/O threads.
 const INTERVALS_MS: std::ops::RangeInclusive<u64> = 100..=60_000;
 
 /// What a disk has done since it was attached
@@ -46,7 +46,7 @@ async fn all(State(daemon): Shared) -> Answer<Sample> {
     work(move || Ok(daemon.services.counters()?.sample(None))).await
 }
 
-/// How often a stream is to send.
+/// The query: the interval of a stream.
 #[derive(Deserialize)]
 struct Often {
     interval_ms: Option<u64>,
@@ -93,7 +93,7 @@ async fn stream(
     Ok(Sse::new(events).keep_alive(KeepAlive::default()))
 }
 
-/// The next sample, when it is time; none when the daemon stops.
+/// The next sample when it is due; `None` when the daemon stops.
 async fn next(
     daemon: &Arc<Daemon>,
     ticks: &mut Interval,

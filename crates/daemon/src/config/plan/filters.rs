@@ -1,6 +1,7 @@
-//! A disk's stack, from its words to its filters' settings.
+//! The stack of a disk: parses its words into the settings of its filters.
 //!
-//! The filters read their own options; here they become one stack, and the files that some of them write get a place.
+//! The filters parse their own options. This module makes one stack of them and checks the paths of the files that
+//! some of them write.
 
 use std::path::{Component, Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -17,7 +18,7 @@ use crate::text::shell;
 /// The filters of a disk, top (the guest's end) first.
 pub(crate) type Stack = Vec<FilterSpec>;
 
-/// The stack that these words describe.
+/// Parses these words into a stack.
 pub(crate) fn stack(words: &[String], disk: &str, traced: TracedDisk) -> Outcome<Stack> {
     if words.len() > MAX_FILTERS {
         return Err(bad(disk)
@@ -44,7 +45,7 @@ pub(crate) fn stack(words: &[String], disk: &str, traced: TracedDisk) -> Outcome
         .collect()
 }
 
-/// The file that a filter of these words writes, if it writes one.
+/// The file that a filter writes, if it writes one.
 pub(crate) fn file_of(words: &str) -> Option<PathBuf> {
     match words.trim().parse() {
         Ok(FilterSpec::Trace(trace)) => Some(trace.path.into()),
@@ -52,13 +53,13 @@ pub(crate) fn file_of(words: &str) -> Option<PathBuf> {
     }
 }
 
-/// Whether a filter of these words writes a file by a path with `..` in it. Such a path does not say where the file is, so
-/// it cannot be agreed to.
+/// Whether a filter writes a file whose path contains `..`. Such a path does not determine where the file is, so it
+/// cannot be checked against the allowlist.
 pub(crate) fn has_parent(words: &str) -> bool {
     file_of(words).is_some_and(|file| file.components().any(|part| part == Component::ParentDir))
 }
 
-/// Refuses filters that an order names anew, if their paths do not say where their files are.
+/// Refuses filters that a command adds, if their paths contain `..`.
 pub(crate) fn must_say_where(words: &[String], before: &[String], disk: &str) -> Outcome<()> {
     let new = words.iter().filter(|words| !before.contains(words));
     match new.into_iter().find(|words| has_parent(words)) {
@@ -67,7 +68,7 @@ pub(crate) fn must_say_where(words: &[String], before: &[String], disk: &str) ->
     }
 }
 
-/// Why a filter with `..` in its path is not used.
+/// The problem of a filter whose path contains `..`.
 pub(crate) fn parent_in(words: &str, disk: &str) -> Problem {
     let file = file_of(words).unwrap_or_default();
     bad(disk)
@@ -78,7 +79,7 @@ pub(crate) fn parent_in(words: &str, disk: &str) -> Problem {
         .remedy(without_parent(words, disk))
 }
 
-/// The commands that write such a filter anew, with the path that it seems to mean.
+/// The commands that rewrite such a filter, with the path that it seems to mean.
 pub(crate) fn without_parent(words: &str, disk: &str) -> String {
     let file = file_of(words).unwrap_or_default();
     let mut plain = PathBuf::new();
@@ -93,7 +94,7 @@ pub(crate) fn without_parent(words: &str, disk: &str) -> String {
     format!("replace it: tidegate filter remove {disk} {old}; tidegate filter add {disk} {new}")
 }
 
-/// What a trace of a disk says of it.
+/// The description of a disk in its trace.
 pub(crate) fn traced(descriptor: &Descriptor) -> TracedDisk {
     let wall = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -164,7 +165,7 @@ mod tests {
             let words = words(&[&format!("trace:path={path}")]);
             let refused = must_say_where(&words, &[], "a").unwrap_err();
             assert!(refused.to_string().contains("has `..` in it"), "{refused}");
-            // An older program took it: no order that leaves it as it is fails for it.
+            // An older version accepted it, so a command that does not change it must not fail.
             must_say_where(&words, &words, "a").unwrap();
             stack(&words, "a", TracedDisk::default()).unwrap();
         }

@@ -1,4 +1,4 @@
-//! I/O control settings of configuration and REST, as the engine's policies.
+//! Policies of the engine, made from the I/O control settings of configuration and REST.
 //!
 //! # Units
 //! Limits and reservations count units of I/O a second, one for each `io_unit` bytes of a request; bandwidth counts
@@ -19,10 +19,10 @@ use tidegate_core::iocontrol::policy::{SHARES_MAX, SHARES_MIN};
 use tidegate_core::iocontrol::{DiskKey, GroupId, GroupPolicy, Limit, Mode, Policy};
 use tidegate_core::units::Span;
 
-/// The widest window of one host: what a datastore's queue may take of it before it engages.
+/// The widest window of one host: the most I/O that it may queue at a datastore before control engages.
 const WINDOW_MOST: u32 = 256;
 
-/// A disk's policy; its group is the host's number for it.
+/// The policy of a disk; `group` is the host's number of its group.
 pub(crate) fn policy(text: &PolicyText, group: Option<GroupId>) -> Policy {
     let limit = text.limit.map(|limit| match text.burst {
         Some(burst) => {
@@ -32,7 +32,7 @@ pub(crate) fn policy(text: &PolicyText, group: Option<GroupId>) -> Policy {
         None => Limit::steady(limit.0),
     });
     Policy {
-        // Descriptors of old may hold weights that no order can give any more.
+        // Old descriptors may contain weights that commands can no longer set.
         shares: text.shares.get().clamp(SHARES_MIN, SHARES_MAX),
         reservation: u32::try_from(text.reservation.0).unwrap_or(u32::MAX),
         limit,
@@ -42,7 +42,7 @@ pub(crate) fn policy(text: &PolicyText, group: Option<GroupId>) -> Policy {
     }
 }
 
-/// What a group's disks may do together.
+/// The joint limits of a group's disks.
 pub(crate) fn group(limits: &GroupLimits) -> GroupPolicy {
     GroupPolicy {
         limit: limits.limit_iops.map(Limit::steady),
@@ -50,7 +50,7 @@ pub(crate) fn group(limits: &GroupLimits) -> GroupPolicy {
     }
 }
 
-/// A disk's identity among hosts: FNV-1a over its uuid, so that the same disk has the same one everywhere.
+/// A disk's identity among hosts: FNV-1a over its UUID, so that it is the same on every host.
 pub(crate) fn key(uuid: Uuid) -> DiskKey {
     const BASIS: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x0100_0000_01b3;
@@ -58,7 +58,7 @@ pub(crate) fn key(uuid: Uuid) -> DiskKey {
     DiskKey(uuid.0.iter().fold(BASIS, hash))
 }
 
-/// How far control goes.
+/// The mode of control.
 pub(crate) fn mode(mode: IoControlMode) -> Mode {
     match mode {
         IoControlMode::On => Mode::On,
@@ -67,7 +67,7 @@ pub(crate) fn mode(mode: IoControlMode) -> Mode {
     }
 }
 
-/// Where it engages.
+/// The congestion threshold.
 pub(crate) fn threshold(threshold: CongestionThreshold) -> Threshold {
     match threshold {
         CongestionThreshold::Auto => Threshold::Auto,
@@ -76,7 +76,7 @@ pub(crate) fn threshold(threshold: CongestionThreshold) -> Threshold {
     }
 }
 
-/// The directory through which a datastore's hosts find each other, if there is one.
+/// The directory by which a datastore's hosts find each other, if there is one.
 pub(crate) fn directory(settings: &DatastoreSettings, control: &IoControl) -> Option<PathBuf> {
     match settings {
         DatastoreSettings::Dir { path, .. } => Some(path.clone()),
@@ -84,7 +84,7 @@ pub(crate) fn directory(settings: &DatastoreSettings, control: &IoControl) -> Op
     }
 }
 
-/// What a datastore's governor is told. `host`: this host; `incarnation`: this start of its control.
+/// The settings of a datastore's governor. `host`: this host; `incarnation`: this start of its control.
 pub(crate) fn governor(
     settings: &DatastoreSettings,
     control: &IoControl,
@@ -99,12 +99,12 @@ pub(crate) fn governor(
         io_unit: control.io_unit_bytes.clamp(IO_UNIT_MIN, IO_UNIT_MAX),
         kind: kind(settings),
         window_most: WINDOW_MOST,
-        // What writes cost is learned wrongly yet (docs/simulator.md).
+        // The cost of writes is not learned correctly yet (docs/simulator.md).
         learn: false,
     }
 }
 
-/// What a datastore is made of, as far as that can be known: first guesses come from it.
+/// The storage medium of a datastore, if known; it determines first estimates.
 fn kind(settings: &DatastoreSettings) -> Kind {
     match settings {
         DatastoreSettings::Dir { path, .. } => kind_of_device(path).unwrap_or_default(),
@@ -114,7 +114,7 @@ fn kind(settings: &DatastoreSettings) -> Kind {
     }
 }
 
-/// A modelled array is of its members' kind: `raid5-8x10k+cache` spins.
+/// A modelled array has the kind of its members: `raid5-8x10k+cache` spins.
 fn kind_of_model(model: &str) -> Kind {
     let is_one_of = |members: &[&str]| members.iter().any(|member| model.contains(member));
     if is_one_of(&["ssd", "nvme"]) {
@@ -126,12 +126,13 @@ fn kind_of_model(model: &str) -> Kind {
     }
 }
 
-/// What the kernel says of the block device below a directory; a network's file system has none.
+/// The medium of the block device under a directory, as the kernel reports it. A network file system has no such
+/// device.
 fn kind_of_device(path: &Path) -> Option<Kind> {
     let device = fs::metadata(path).ok()?.dev();
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let device = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
-    // A partition has its queue with the whole device.
+    // A partition shares its queue with the whole device.
     let rotational = ["queue/rotational", "../queue/rotational"]
         .iter()
         .find_map(|file| fs::read_to_string(device.join(file)).ok())?;

@@ -1,13 +1,13 @@
-//! The expiry of the listeners' certificates: in status, metrics and events.
+//! The expiry of the listeners' certificates, for status, metrics and events.
 //!
-//! A certificate that has expired is served all the same: a daemon that refused to start would keep guests from their
-//! disks, and some clients do not look. Clients that do are refused by themselves.
+//! An expired certificate is still served. A daemon that refused to start would make disks unavailable to guests, and
+//! some clients do not check expiry. Clients that do check refuse it by themselves.
 //!
 //! # Always true
-//! - The end of a certificate is an event once when it is near, and once when it has come.
+//! - The expiry of a certificate is an event once when it is near, and once when it is reached.
 //!
 //! # Units
-//! Moments are seconds since 1970.
+//! Times are seconds since 1970.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -22,10 +22,10 @@ use crate::text::float;
 
 const DAY: i64 = 86_400;
 
-/// How long before its end a certificate is told of: a renewal by hand goes through several people.
+/// How long before its expiry a certificate is reported: a manual renewal involves several people.
 const SOON: i64 = 14 * DAY;
 
-/// From when until when a chain is valid: until its first certificate ends.
+/// The period in which a chain is valid, which ends when its first certificate expires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Validity {
     file: PathBuf,
@@ -34,7 +34,7 @@ pub(crate) struct Validity {
     not_after: i64,
 }
 
-/// Certificates that are shown at listeners.
+/// The certificates that listeners present.
 #[derive(Default)]
 pub(crate) struct Certificates {
     shown: Vec<Shown>,
@@ -43,12 +43,12 @@ pub(crate) struct Certificates {
 struct Shown {
     listener: String,
     validity: Validity,
-    /// What was told of it last.
+    /// The state that was reported last.
     told: Mutex<Option<CertificateState>>,
 }
 
 impl Validity {
-    /// Of a chain that was read from this file. It has a certificate.
+    /// The validity of a chain that was read from this file. The chain is not empty.
     pub(super) fn of(file: &Path, chain: &[Facts<'_>]) -> Validity {
         let ends = chain
             .iter()
@@ -65,10 +65,10 @@ impl Validity {
         }
     }
 
-    /// What is to be told of it at this moment, if anything.
+    /// The state to report at this time, if any.
     fn state(&self, now: i64) -> Option<CertificateState> {
         let lasts = self.not_after.saturating_sub(self.not_before);
-        // Some last for days only, and are always near their end.
+        // Some certificates last only days and are always near their end.
         let soon = SOON.min(lasts / 3);
         if now >= self.not_after {
             Some(CertificateState::Expired)
@@ -81,19 +81,19 @@ impl Validity {
         }
     }
 
-    /// Whole days until its end, rounded down: negative once it has expired.
+    /// Whole days until it expires, rounded down: negative once it has expired.
     fn days_left(&self, now: i64) -> i64 {
         self.not_after.saturating_sub(now).div_euclid(DAY)
     }
 }
 
 impl Certificates {
-    /// Whether no listener shows one.
+    /// Whether no listener presents a certificate.
     pub(crate) fn is_empty(&self) -> bool {
         self.shown.is_empty()
     }
 
-    /// Adds what is shown at a listener.
+    /// Adds the certificate that a listener presents.
     pub(crate) fn add(&mut self, listener: String, validity: Validity) {
         self.shown.push(Shown {
             listener,
@@ -102,7 +102,7 @@ impl Certificates {
         });
     }
 
-    /// As `tidegate status` shows them.
+    /// The list that `tidegate status` shows.
     pub(crate) fn listed(&self, now: i64) -> Vec<TlsCertificate> {
         let one = |shown: &Shown| TlsCertificate {
             listener: shown.listener.clone(),
@@ -114,7 +114,7 @@ impl Certificates {
         self.shown.iter().map(one).collect()
     }
 
-    /// Those of which something is wrong.
+    /// The certificates with a problem.
     pub(crate) fn problems(&self, now: i64) -> Vec<Problem> {
         let all = self.shown.iter();
         all.filter_map(|shown| {
@@ -153,7 +153,7 @@ impl Certificates {
         self.shown.iter().map(one).collect()
     }
 
-    /// What has changed since this was asked last.
+    /// The changes since the last call.
     pub(crate) fn news(&self, now: i64) -> Vec<Happening> {
         let all = self.shown.iter();
         all.filter_map(|shown| {
@@ -172,7 +172,7 @@ impl Certificates {
     }
 }
 
-/// How a certificate stands, as the end of a sentence.
+/// Describes the state of a certificate, as the end of a sentence.
 pub(crate) fn words(state: CertificateState, days_left: i64) -> String {
     match (state, days_left) {
         (CertificateState::NotYetValid, _) => "is not valid yet".to_owned(),
@@ -185,7 +185,7 @@ pub(crate) fn words(state: CertificateState, days_left: i64) -> String {
     }
 }
 
-/// Now, by the clock that certificates go by.
+/// The current time by the clock that certificate validity uses.
 pub(crate) fn now() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| {

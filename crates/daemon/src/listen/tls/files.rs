@@ -1,8 +1,8 @@
-//! Reads certificates and keys from PEM files, and says what is wrong with one that cannot be used.
+//! Certificates and keys read from PEM files, with a precise error for each file that cannot be used.
 //!
 //! # Always true
-//! - Every error names the file, says what is in it in the place of what should be, and what to do.
-//! - A file is read up to [`LONGEST`]; nothing of a key is ever told but its kind and size.
+//! - Every error names the file and says what it contains, what it should contain, and what to do.
+//! - A file is read up to [`LONGEST`]. Of a key, only its kind and size are ever reported.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -20,10 +20,10 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use super::{Chain, unusable};
 use crate::os_error::Outcome;
 
-/// The longest file that is read: the authorities of the whole Web have some 200 KiB.
+/// The longest file that is read: the authorities of the whole Web need some 200 KiB.
 const LONGEST: u64 = 4 << 20;
 
-/// What is known of one certificate.
+/// The parsed fields of one certificate.
 pub(super) type Facts<'a> = X509Certificate<'a>;
 
 /// The certificates in a file, in their order.
@@ -74,7 +74,7 @@ pub(super) fn key(path: &Path) -> Outcome<PrivateKeyDer<'static>> {
     }
 }
 
-/// What is known of each certificate of a chain.
+/// The parsed fields of each certificate of a chain.
 pub(super) fn facts<'a>(path: &Path, chain: &'a Chain) -> Outcome<Vec<Facts<'a>>> {
     let facts = chain.iter().zip(1..).map(|(der, place)| {
         X509Certificate::from_der(der)
@@ -87,7 +87,7 @@ pub(super) fn facts<'a>(path: &Path, chain: &'a Chain) -> Outcome<Vec<Facts<'a>>
     facts.collect()
 }
 
-/// Why a key that was read cannot be used: nearly always for its kind or size.
+/// The error for a key that was read but cannot be used, nearly always because of its kind or size.
 pub(super) fn unusable_key(path: &Path, key: &PrivateKeyDer<'_>, error: &rustls::Error) -> Problem {
     let problem = unusable("key", path);
     let problem = match kind(key) {
@@ -102,7 +102,7 @@ pub(super) fn unusable_key(path: &Path, key: &PrivateKeyDer<'_>, error: &rustls:
 
 fn read(path: &Path, what: &str) -> Outcome<Vec<u8>> {
     let mut bytes = Vec::new();
-    // A pipe that nobody writes to would be waited for, for ever.
+    // Without this flag, opening a pipe without a writer would block for ever.
     let nonblock = OFlags::NONBLOCK.bits().cast_signed();
     let opened = File::options().read(true).custom_flags(nonblock).open(path);
     let read = opened.and_then(|file| {
@@ -135,7 +135,7 @@ fn damaged(problem: Problem) -> Problem {
     problem.remedy("get the file again in PEM")
 }
 
-/// What a file holds, by its first words.
+/// The content of a file, judged by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
     Certificate,
@@ -189,7 +189,7 @@ fn starts_with_version_3(whole: &BerObject<'_>) -> bool {
     first.is_some_and(|first| first.as_u32() == Ok(3))
 }
 
-/// A file without what is looked for, and how to make it of what is there.
+/// The error for a file that lacks the wanted content, with the command that converts what it contains.
 fn no_pem(problem: Problem, found: Found, what: &str, path: &Path) -> Problem {
     let path = path.display();
     let program = if what == "certificate" {
@@ -213,7 +213,7 @@ fn no_pem(problem: Problem, found: Found, what: &str, path: &Path) -> Problem {
     }
 }
 
-/// What kind of key it is, in words; none: it cannot be told.
+/// Describes the kind of a key; `None` if it cannot be determined.
 fn kind(key: &PrivateKeyDer<'_>) -> Option<String> {
     let parsed = parse_der(key.secret_der()).ok()?.1;
     let parts = parsed.as_sequence().ok()?;

@@ -44,14 +44,14 @@ fn certificate(error: &CertificateError) -> String {
     }
 }
 
-/// What a client says as it goes.
+/// Describes the alert that a client sent before it disconnected.
 fn told(alert: AlertDescription) -> String {
     match alert {
         AlertDescription::UnknownCA
         | AlertDescription::BadCertificate
         | AlertDescription::CertificateUnknown
         | AlertDescription::UnsupportedCertificate
-        // Of an authority of the same name, with another key.
+        // The client knows an authority of the same name with another key.
         | AlertDescription::DecryptError => {
             format!("it does not trust the server's certificate (alert {alert:?})")
         }

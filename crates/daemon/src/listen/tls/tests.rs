@@ -1,4 +1,4 @@
-//! Files that make a server, and files that do not: what is said of them, and that its hint works.
+//! Tests of usable and unusable TLS files: the error messages, and that the commands in their hints work.
 
 use std::fs;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ impl Folder {
         self.at(name)
     }
 
-    /// A certificate of its own key, that asks clients for one of the same authority.
+    /// A self-signed certificate whose server requires client certificates of the same authority.
     fn good(&self) -> TlsFiles {
         let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
         let certificate = self.write("cert.pem", &made.cert.pem());
@@ -34,7 +34,7 @@ impl Folder {
         }
     }
 
-    /// Runs a command as a person does who reads it in a hint.
+    /// Runs a command as a user would who reads it in a hint.
     fn run(&self, command: &str) -> String {
         let shell = Command::new("sh")
             .current_dir(self.0.path())
@@ -282,10 +282,10 @@ fn a_key_of_a_size_or_kind_that_cannot_be_used_names_both_and_those_that_can() {
         assert!(why(&problem).contains(told), "{problem}");
         assert!(!problem.to_string().contains("may read"), "{problem}");
     }
-    // In the older form of its own, too.
+    // Also in the traditional RSA format.
     folder.run("openssl genrsa -traditional -out key.pem 2432");
     assert!(why(&refused(&files)).contains("2432 bits"));
-    // Every kind that the hint names; one of 4096 bits takes too long to make.
+    // Every kind that the hint names, except RSA 4096, which takes too long to generate.
     let hint = refused(&files).remedy.unwrap();
     for (kind, named) in [
         ("rsa:2048", "2048"),
@@ -356,7 +356,7 @@ fn of_a_chain_the_certificate_that_ends_first_counts() {
         client_ca: None,
     };
     let mut all = expiry::Certificates::default();
-    // It is served all the same.
+    // It is still served.
     all.add("nbd".to_owned(), server(&files).unwrap().validity);
     let year_2023 = 1_672_531_200;
     assert_eq!(all.listed(0)[0].expires_at_ms, year_2023 * 1000);

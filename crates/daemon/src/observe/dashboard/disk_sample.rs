@@ -1,6 +1,6 @@
-//! One second of one disk, with its distributions: what the disk's page shows beside the host's.
+//! One second of one disk with its latency distribution, for the disk's page.
 //!
-//! Only this disk's I/O thread is asked, for this disk only, and only while somebody has the page open.
+//! It queries only this disk's I/O thread, only for this disk, and only while a page of the disk is open.
 //!
 //! # Units
 //! A heat map's rows are half octaves of nanoseconds: row `2 n` holds latencies from 2^n to 1.5 x 2^n, row `2 n + 1`
@@ -20,7 +20,7 @@ use crate::observe::monitor::Monitor;
 use crate::observe::sample;
 use crate::os_error::Outcome;
 
-/// Looks at one disk; remembers its counters.
+/// Samples one disk, and stores its previous counters.
 pub(crate) struct DiskSample {
     name: Name,
     before: Option<DiskCounters>,
@@ -33,12 +33,13 @@ struct Second<'a> {
     name: &'a Name,
     /// Null while the disk is not attached.
     stats: Option<DiskStats>,
-    /// How many I/Os took how long, from the first to the last stage: rows that are not empty, each with its count.
+    /// The number of I/Os by latency from the first to the last stage. Only rows that are not empty, each with its
+    /// count.
     heat: Vec<(u32, u64)>,
 }
 
 impl DiskSample {
-    /// Of the disk of that name, attached or not.
+    /// The sampler of the disk of that name, attached or not.
     pub(crate) fn of(name: Name) -> DiskSample {
         DiskSample { name, before: None }
     }
@@ -65,7 +66,7 @@ impl Look for DiskSample {
                 name: &self.name,
                 stats: now.as_ref().map(|now| sample::disk(now, before)),
                 heat: now.as_ref().map_or_else(Vec::new, |now| {
-                    // The first look has no second to tell of.
+                    // The first sample has no previous second.
                     match before.filter(|before| before.attached == now.attached) {
                         Some(before) => heat(now.stats.as_deref(), before.stats.as_deref()),
                         None => Vec::new(),

@@ -1,11 +1,11 @@
-//! Looks once a second for all who watch the same thing, and gives each of them the same bytes.
+//! The feed of one page: it samples once a second for all viewers of the same thing and sends them the same bytes.
 //!
-//! The first who watches starts it, and it ends by itself within a second after the last has gone. Who reads too slowly
-//! misses seconds; nobody waits for anybody.
+//! The first viewer starts the task. The task ends by itself within a second after the last viewer has gone. A slow
+//! viewer misses seconds; no viewer delays another.
 //!
 //! # Always true
-//! - At most one task looks at a thing, whoever comes and goes.
-//! - Nobody is shown at first what was seen more than [`FRESH`] ago.
+//! - At most one task samples a thing at a time.
+//! - A new viewer never gets a first frame that is older than [`FRESH`].
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,32 +17,32 @@ use tokio::time::MissedTickBehavior;
 use crate::observe::monitor::Monitor;
 use crate::os_error::{self, Outcome};
 
-/// How often: what eyes can follow, and seldom enough not to be felt by the I/O threads.
+/// Sampling interval: as fast as a person can follow, and slow enough not to load the I/O threads.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// How old what is shown as what is now may be: a look takes its time, and may be late.
+/// The greatest age of a frame that is shown as current: a sample takes time, and may be late.
 const FRESH: Duration = Duration::from_secs(2);
 
-/// What all get: a server-sent event. Empty before there was one.
+/// A frame for all viewers: a server-sent event. Empty before the first sample.
 pub(crate) type Frame = Bytes;
 
-/// Looks at something, remembering the look before.
+/// A sampler that stores its previous sample.
 pub(crate) trait Look: Send + 'static {
-    /// What is seen now, as the event to send.
+    /// Takes a sample, and returns it as the event to send.
     fn look(&mut self, monitor: &Monitor) -> Outcome<Frame>;
 }
 
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Feed {
-    /// There is one while a task looks.
+    /// Set while a task samples.
     latest: Mutex<Option<Latest>>,
 }
 
-/// What was seen last, and by whom it is awaited.
+/// The latest frame's sender, to which viewers subscribe.
 struct Latest {
     sender: watch::Sender<Frame>,
-    /// When it was seen.
+    /// The time of the latest frame.
     at: Instant,
 }
 
@@ -52,7 +52,7 @@ impl Latest {
         Latest { sender, at }
     }
 
-    /// What is seen from now on, and at once what was seen a moment ago.
+    /// Future frames, and at once the latest one if it is fresh.
     fn watch(&self) -> watch::Receiver<Frame> {
         let mut watcher = self.sender.subscribe();
         if self.at.elapsed() < FRESH {
@@ -63,7 +63,7 @@ impl Latest {
 }
 
 impl Feed {
-    /// What is seen from now on, and at once what was seen last, unless that is old.
+    /// Future frames, and at once the latest one unless it is old.
     pub(crate) fn watch<L: Look>(
         self: &Arc<Self>,
         monitor: &Arc<Monitor>,
@@ -80,12 +80,13 @@ impl Feed {
         watcher
     }
 
-    /// Whether anybody watches, or did a moment ago.
+    /// Whether there is a viewer, or was one until just now.
     pub(crate) fn is_watched(&self) -> bool {
         self.latest().is_some()
     }
 
-    /// Hands this to all who watch; answers whether anybody does. If nobody does, the next one starts anew.
+    /// Sends a frame to all viewers; returns whether there are any. If there are none, the next viewer starts a new
+    /// task.
     fn show(&self, frame: Option<Frame>) -> bool {
         let mut all = self.latest();
         let Some(latest) = all.as_mut() else {
@@ -103,12 +104,12 @@ impl Feed {
     }
 
     fn latest(&self) -> MutexGuard<'_, Option<Latest>> {
-        // It is whole between any two lines that change it.
+        // No panic leaves it half changed.
         self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Looks until nobody watches any more or the daemon stops.
+/// Samples until no viewer is left or the daemon stops.
 async fn keep<L: Look>(feed: Arc<Feed>, monitor: Arc<Monitor>, mut look: L) {
     let mut ticks = tokio::time::interval(EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -116,12 +117,12 @@ async fn keep<L: Look>(feed: Arc<Feed>, monitor: Arc<Monitor>, mut look: L) {
         tokio::select! {
             _ = ticks.tick() => {}
             () = monitor.services().stopped() => {
-                // Without a sender those who watch know that it is over.
+                // Dropping the sender ends the viewers' streams.
                 *feed.latest() = None;
                 return;
             }
         }
-        // Not for nobody.
+        // Do not sample without a viewer.
         if !feed.show(None) {
             return;
         }
@@ -150,7 +151,7 @@ pub(crate) fn event(name: &str, data: &impl serde::Serialize) -> Frame {
     text.extend_from_slice(b"event: ");
     text.extend_from_slice(name.as_bytes());
     text.extend_from_slice(b"\ndata: ");
-    // JSON has no line break outside strings, and escapes those inside.
+    // JSON has line breaks only inside strings, where they are escaped.
     serde_json::to_writer(&mut text, data).expect("what is shown is plain data");
     text.extend_from_slice(b"\n\n");
     text.into()

@@ -1,9 +1,9 @@
-//! The dashboard's pages as they lie in `crates/daemon/dashboard/`, in the binary, and what a browser is told with them.
+//! The files of the dashboard's pages, embedded from `crates/daemon/dashboard/`, with their security headers.
 //!
 //! # Always true
-//! - Nothing that a page needs comes from elsewhere: its content security policy allows this daemon only, no script in
-//!   the page's text, and no frame around it.
-//! - All files together weigh less than `WEIGHT`.
+//! - A page needs nothing from elsewhere. Its content security policy allows only this daemon, no inline script, and
+//!   no frame around the page.
+//! - All files together are smaller than `WEIGHT`.
 //!
 //! # Source
 //! W3C, Content Security Policy Level 3; WHATWG Fetch, `Cross-Origin-Resource-Policy`.
@@ -11,11 +11,11 @@
 use axum::http::header::{self, HeaderName};
 use axum::response::{IntoResponse, Response};
 
-/// What all files may weigh together: an old telephone on a bad line has the page in a few seconds.
+/// Limit of the total size of the files: an old telephone on a slow link loads the page in a few seconds.
 #[cfg(test)]
 const WEIGHT: usize = 300 << 10;
 
-/// What a page may load and do.
+/// The content security policy of the pages.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
     manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'";
 
@@ -28,7 +28,7 @@ pub(crate) struct File {
 
 macro_rules! files {
     ($($name:literal $kind:literal;)*) => {
-        /// All of them; the first is the page itself.
+        /// All files; the first is the page itself.
         pub(crate) const FILES: &[File] = &[$(File {
             name: $name,
             kind: $kind,
@@ -65,7 +65,7 @@ impl IntoResponse for &'static File {
         let headers = [
             (header::CONTENT_TYPE, self.kind),
             (header::CONTENT_SECURITY_POLICY, POLICY),
-            // After an upgrade of the daemon the old page must not talk to the new one.
+            // After an upgrade of the daemon the old page must not talk to the new daemon.
             (header::CACHE_CONTROL, "no-store"),
             (
                 HeaderName::from_static("cross-origin-opener-policy"),
@@ -76,7 +76,7 @@ impl IntoResponse for &'static File {
     }
 }
 
-/// An answer that no other site's page can make use of.
+/// Adds headers so that pages of other sites cannot use the response.
 pub(crate) fn guarded(mut answer: Response) -> Response {
     for (name, value) in [
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),

@@ -1,6 +1,6 @@
-//! The last five minutes, for a page that is opened now: what the monitor has kept of a disk, or of a datastore.
+//! The last five minutes of a disk or a datastore, from the monitor's timelines, for a page that is just being opened.
 //!
-//! Nobody is asked and nothing is looked at. Where a disk rested there is one long stretch instead of many short ones.
+//! It queries nothing. An idle time of a disk is one long stretch instead of many short ones.
 
 use serde::Serialize;
 use tidegate_api::name::Name;
@@ -12,13 +12,13 @@ use crate::observe::explain::timeline::{Beat, Stretch, Timeline};
 use crate::observe::monitor::Monitor;
 use crate::os_error::Outcome;
 
-/// What stands where in a row of `did`.
+/// The columns of a row of `did`.
 pub(crate) const PAST: [&str; 3] = ["at", "covers_s", "did"];
 
-/// What stands where in a row of `level`.
+/// The columns of a row of `level`.
 pub(crate) const LEVEL: [&str; 4] = ["at", "engaged", "latency_us", "threshold_us"];
 
-/// The past of a disk or a datastore, oldest first.
+/// The history of a disk or a datastore, oldest first.
 #[derive(Default, Serialize)]
 pub(crate) struct History {
     did: Vec<DidRow>,
@@ -32,7 +32,7 @@ struct DidRow(u64, f64, Did);
 struct LevelRow(u64, bool, f64, Option<f64>);
 
 impl Monitor {
-    /// What a disk did.
+    /// The activity of a disk.
     pub(crate) fn history_of_disk(&self, name: &Name) -> Outcome<History> {
         let live = self.services().disk_service.must_be_attached(name)?;
         Ok(self
@@ -43,7 +43,7 @@ impl Monitor {
             }))
     }
 
-    /// How a datastore was: each of its disks has kept that, and the one that has looked longest knows most.
+    /// The state of a datastore. Each of its disks has recorded it; the longest timeline is used.
     pub(crate) fn history_of_datastore(&self, name: &Name) -> History {
         let live = self.services().disk_service.live().all();
         let here = live.iter().filter(|live| live.datastore() == name);

@@ -1,13 +1,14 @@
-//! One second of the whole host, as the dashboard's pages read it: I/O threads, datastores under control, and disks.
+//! One second of the whole host for the dashboard's pages: I/O threads, datastores under control, and disks.
 //!
-//! It asks the I/O threads for a few sums a disk and each governor for its report, as the monitor does, and takes the
-//! differences to the look before. What it makes is compact: rows without names, whose columns `hello` tells once.
+//! Like the monitor, it queries the I/O threads for a few sums per disk and each governor for its report. It computes
+//! the differences to the previous sample. The output is compact: rows without names, whose columns `hello` sends
+//! once.
 //!
 //! # Always true
-//! - No histogram is asked for, and no file is read.
+//! - No histogram is queried, and no file is read.
 //!
 //! # Units
-//! As their columns say; `_s` is a second, and rates are each second. Windows and costs are reference I/Os.
+//! As the columns say; `_s` means seconds, and rates are per second. Windows and costs are in reference I/Os.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -32,13 +33,13 @@ use crate::os_error::Outcome;
 use crate::text::float;
 use crate::text::hex;
 
-/// Parts of a reference I/O in windows and costs.
+/// Internal cost units per reference I/O, in windows and costs.
 const COST: f64 = 256.0;
 
-/// What stands where in a row of `threads`.
+/// The columns of a row of `threads`.
 pub(crate) const THREADS: [&str; 4] = ["thread", "busy", "spinning", "disks"];
 
-/// What stands where in a row of `datastores`.
+/// The columns of a row of `datastores`.
 pub(crate) const DATASTORES: [&str; 17] = [
     "name",
     "mode",
@@ -59,7 +60,7 @@ pub(crate) const DATASTORES: [&str; 17] = [
     "others",
 ];
 
-/// What stands where in a row of a datastore's `hosts`.
+/// The columns of a row of a datastore's `hosts`.
 pub(crate) const HOSTS: [&str; 8] = [
     "host",
     "silent_s",
@@ -71,7 +72,7 @@ pub(crate) const HOSTS: [&str; 8] = [
     "disks",
 ];
 
-/// What stands where in a row of a datastore's `others`: disks that other hosts serve.
+/// The columns of a row of a datastore's `others`: disks that other hosts serve.
 pub(crate) const OTHERS: [&str; 8] = [
     "key",
     "host",
@@ -83,7 +84,7 @@ pub(crate) const OTHERS: [&str; 8] = [
     "merged",
 ];
 
-/// What stands where in a row of `disks`.
+/// The columns of a row of `disks`.
 pub(crate) const DISKS: [&str; 14] = [
     "name",
     "datastore",
@@ -101,7 +102,7 @@ pub(crate) const DISKS: [&str; 14] = [
     "did",
 ];
 
-/// What stands where in what a disk `did`, also in the past.
+/// The columns of a disk's `did`, also in the history.
 pub(crate) const DID: [&str; 13] = [
     "iops",
     "bytes",
@@ -176,7 +177,7 @@ struct DiskRow<'a>(
     Did,
 );
 
-/// What a disk did, each second or for each I/O, in the order of [`DID`].
+/// The activity of a disk, per second or per I/O, in the order of [`DID`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Did([f64; DID.len()]);
 
@@ -186,7 +187,7 @@ impl Serialize for Did {
     }
 }
 
-/// A number that is written without a point where it needs none: most are nothing.
+/// A number that is written without a decimal point if it needs none: most are zero.
 struct Short(f64);
 
 impl Serialize for Short {
@@ -200,7 +201,7 @@ impl Serialize for Short {
 }
 
 impl Did {
-    /// What these facts say.
+    /// Converts these facts.
     pub(crate) fn of(facts: &Facts) -> Did {
         let us = |ns: f64| round(facts.each_io(ns) / 1e3);
         let [shares, window, limit, group, bandwidth] = facts.held.map(us);
@@ -222,23 +223,23 @@ impl Did {
     }
 }
 
-/// How a disk stood.
+/// The counters of a disk at one moment.
 struct Seen {
     key: Key,
     attached: Time,
     beat: Beat,
 }
 
-/// A walk over how disks stood, in the order of their names: hundreds are not searched for hundreds of times.
+/// An ordered walk over the previous counters, in the order of names, because there may be hundreds of disks.
 struct Visit<'a> {
     ahead: &'a [Seen],
 }
 
 impl<'a> Visit<'a> {
-    /// The disk that the engine knows by that key, if it has been attached since then. Disks are asked for in their order.
+    /// The previous counters of the disk with this key and this attachment. Call it in the disks' order.
     fn to(&mut self, key: Key, attached: Time) -> Option<&'a Beat> {
         let is_it = |seen: &Seen| seen.key == key && seen.attached == attached;
-        // Those before it have gone.
+        // The disks before it are gone.
         let nth = self.ahead.iter().position(is_it)?;
         let seen = &self.ahead[nth];
         self.ahead = &self.ahead[nth + 1..];
@@ -246,7 +247,7 @@ impl<'a> Visit<'a> {
     }
 }
 
-/// Looks at the whole host; remembers how it stood when it looked last.
+/// Samples the whole host, and stores the previous sample.
 #[derive(Default)]
 pub(crate) struct HostSample {
     disks: Option<Vec<Seen>>,
@@ -257,7 +258,7 @@ impl Look for HostSample {
     fn look(&mut self, monitor: &Monitor) -> Outcome<Frame> {
         let reports = monitor.control_reports();
         let standing = monitor.standing(&reports)?;
-        // At first, the monitor knows how everything stood a moment ago.
+        // For the first sample, the monitor has recent counters of all disks.
         let before = self.disks.take().unwrap_or_else(|| {
             let seen = |live: &Attached| Some(seen(live, monitor.last(live)?));
             let all = standing.disks.iter();
@@ -342,7 +343,7 @@ fn host(host: &governor::HostReport) -> HostRow {
     )
 }
 
-/// Disks that other hosts tell of.
+/// The disks that other hosts report.
 fn others(known: &governor::Report) -> Vec<OtherRow> {
     let hosts = known.hosts.iter().enumerate().skip(1);
     let rows = hosts.flat_map(|(nth, host)| {
@@ -426,7 +427,7 @@ fn cost(cost: u64) -> f64 {
     round(float(cost) / COST)
 }
 
-/// To a tenth: nobody reads more of it, and it is sent every second.
+/// Rounds to a tenth: more digits are useless, and the value is sent every second.
 pub(crate) fn round(number: f64) -> f64 {
     (number * 10.0).round() / 10.0
 }
@@ -507,7 +508,7 @@ mod tests {
             let beat = walk.to(DiskId(number), Time::from_nanos(attached))?;
             Some(beat.at.as_nanos())
         };
-        // One has come and got the number of one that stands behind it; the first has gone.
+        // A new disk has the number of a former one later in the list; the first disk is gone.
         assert_eq!(at(5, 9), None);
         assert_eq!((at(2, 2), at(5, 3)), (Some(200), Some(300)));
         assert_eq!(at(7, 1), None);

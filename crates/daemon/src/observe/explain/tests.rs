@@ -1,4 +1,4 @@
-//! Cases of what may limit a disk, each with the cause that must be found and what the sentence must say.
+//! Test cases of what may limit a disk, with the expected cause and parts of the sentence.
 
 use super::timeline::{Beat, Timeline, Worked};
 use super::*;
@@ -7,7 +7,7 @@ use tidegate_core::units::Time;
 
 const SPAN: Span = Span::from_secs(10);
 
-/// A disk that does 1,000 I/Os a second with 4 outstanding, all of its time in a quick datastore.
+/// A disk with 1,000 I/Os a second and 4 outstanding, whose time is all spent in a fast datastore.
 fn well() -> Facts {
     Facts {
         covers: SPAN,
@@ -34,7 +34,7 @@ fn well() -> Facts {
 }
 
 impl Facts {
-    /// One millisecond an I/O, divided so.
+    /// One millisecond per I/O, divided into these parts.
     fn with_parts(mut self, queue: f64, filters: f64, datastore: f64) -> Facts {
         let all = float(self.ios) * 1e6;
         self.queue = queue * all;
@@ -43,7 +43,7 @@ impl Facts {
         self
     }
 
-    /// So many milliseconds of waiting an I/O, for this reason.
+    /// This many milliseconds of waiting per I/O, for this reason.
     fn waiting(mut self, hold: Hold, ms: f64) -> Facts {
         self.held[hold.index()] = ms * 1e6 * float(self.ios.max(1));
         self
@@ -377,7 +377,7 @@ fn what_waited_for_its_turn_is_not_the_filters_time() {
         pulse: Some(Pulse {
             ios: 1_000,
             latency_ns: 10_000_000_000,
-            // A sixteenth was looked at.
+            // One sixteenth was sampled.
             sampled_ns: [625_000_000, 62_500_000, 437_500_000, 125_000_000],
             ..Pulse::default()
         }),

@@ -1,10 +1,11 @@
 //! The timeline of a disk: its counters of the last five minutes, once a second.
 //!
-//! The monitor adds a [`Beat`] each time it looks; [`Timeline::over`] gives the two ends of a span.
+//! The monitor adds a [`Beat`] for each sample; [`Timeline::over`] returns the two ends of a span.
 //!
 //! # Always true
-//! - A course holds [`ROOM`] beats at most, whatever happens: some 60 KB.
-//! - While nothing happens it does not grow: the last beat is moved instead, so that no span is ever cut short by it.
+//! - A timeline has at most [`ROOM`] beats, some 60 KB.
+//! - While the disk is idle it does not grow: the last beat is moved instead, so that idle time never shortens its
+//!   reach.
 
 use std::collections::VecDeque;
 
@@ -12,59 +13,59 @@ use tidegate_core::filter::stats::Pulse;
 use tidegate_core::iocontrol::Mode;
 use tidegate_core::units::{Span, Time};
 
-/// How far back one can ask.
+/// The longest span that can be explained.
 pub(crate) const REACH: Span = Span::from_secs(300);
 
-/// A beat a second, and the one before the first.
+/// One beat a second, and the one before the first.
 const ROOM: usize = 302;
 
 /// A disk's counters at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Beat {
     pub(crate) at: Time,
-    /// What its `stats` filter has counted, if it has one.
+    /// The counters of its `stats` filter, if it has one.
     pub(crate) pulse: Option<Pulse>,
-    /// What it used of its datastore, if that is under control.
+    /// Its usage of the datastore, if that is under control.
     pub(crate) used: Option<Used>,
-    /// How its datastore was just then, if that is under control.
+    /// The state of its datastore, if that is under control.
     pub(crate) level: Option<Level>,
     pub(crate) thread: Worked,
 }
 
-/// What a disk used of its datastore since it was attached.
+/// The usage of a datastore by a disk since it was attached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Used {
-    /// I/Os that ended.
+    /// I/Os that completed.
     pub(crate) ios: u64,
-    /// Units that were begun.
+    /// Units of the I/Os that were started.
     pub(crate) units: u64,
-    /// Bytes of what was begun.
+    /// Bytes of the I/Os that were started.
     pub(crate) bytes: u64,
-    /// Time with the datastore, summed over the I/Os, each normalised to 4 KiB.
+    /// Time in the datastore, summed over the I/Os, each normalised to 4 KiB.
     pub(crate) latency_ns: u64,
     /// Time in which I/Os waited for their turn, summed over the I/Os, in the order of `Hold::ALL`.
     pub(crate) held_ns: [u64; 5],
 }
 
-/// How a datastore's control was at one moment, and what it meant for one disk.
+/// The state of a datastore's control at one moment, and its effect on one disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Level {
     pub(crate) mode: Mode,
     pub(crate) engaged: bool,
     pub(crate) latency: Span,
-    /// Where it counts as congested; none: nowhere.
+    /// Latency above which it counts as congested; `None` if it never does.
     pub(crate) threshold: Option<Span>,
-    /// Units a second that the disk's part brings; of meaning while engaged.
+    /// Units a second that the disk's share entitles it to; meaningful only while engaged.
     pub(crate) entitled: u64,
-    /// What the disk would use if it could, if its governor has heard of it.
+    /// The disk's demand, if its governor knows the disk.
     pub(crate) demand: Option<u64>,
     /// The disk's reservation was not met in the last second.
     pub(crate) unmet: bool,
-    /// Load that no host of ours causes.
+    /// Load that none of our hosts causes.
     pub(crate) external: bool,
-    /// The others cannot be heard.
+    /// This host cannot read the slots of the others.
     pub(crate) alone: bool,
-    /// The others cannot hear us.
+    /// The others cannot read the slot of this host.
     pub(crate) mute: bool,
     /// The slot file cannot be used.
     pub(crate) trouble: bool,
@@ -72,7 +73,7 @@ pub(crate) struct Level {
     pub(crate) burst_left: u64,
 }
 
-/// What an I/O thread has spent since it began.
+/// The time that an I/O thread has spent since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Worked {
     pub(crate) thread: u32,
@@ -87,7 +88,7 @@ pub(crate) struct Timeline {
     beats: VecDeque<Beat>,
 }
 
-/// The two ends of a span, and for what part of it control was engaged.
+/// The two ends of a span, and the part of it in which control was engaged.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Stretch {
     pub(crate) from: Beat,
@@ -96,7 +97,7 @@ pub(crate) struct Stretch {
 }
 
 impl Timeline {
-    /// Of a disk that was attached then, with all its counters at nothing.
+    /// The timeline of a disk that was attached at this time, with all counters at zero.
     pub(crate) fn new(attached: Time) -> Timeline {
         let first = Beat {
             at: attached,
@@ -107,9 +108,9 @@ impl Timeline {
         }
     }
 
-    /// Adds how it stands now.
+    /// Adds a sample.
     pub(crate) fn add(&mut self, beat: Beat) {
-        // A stats filter that was taken out or put in anew counts from nothing: what was before says nothing now.
+        // A stats filter that was removed or added again counts from zero, so earlier beats are useless.
         if self.beats.back().is_some_and(|last| !goes_on(last, &beat)) {
             self.beats.clear();
         }
@@ -129,7 +130,7 @@ impl Timeline {
         }
     }
 
-    /// Nothing happened since the last beat, as all know without asking: its thread has slept.
+    /// Records that the disk was idle since the last beat. No query is needed, because its governor counted nothing.
     pub(crate) fn rest(&mut self, now: Time) {
         let Some(mut beat) = self.beats.back().copied() else {
             return;
@@ -139,23 +140,23 @@ impl Timeline {
         self.add(beat);
     }
 
-    /// All that is known, oldest first.
+    /// All beats, oldest first.
     pub(crate) fn beats(&self) -> impl ExactSizeIterator<Item = &Beat> {
         self.beats.iter()
     }
 
-    /// How it stood last.
+    /// The last beat.
     pub(crate) fn last(&self) -> Beat {
         self.beats.back().copied().unwrap_or_default()
     }
 
-    /// What lies between now and so long ago, or the oldest that is known. `now` is not kept.
+    /// The span from `last` ago, or from the oldest known beat, to `now`. `now` is not stored.
     pub(crate) fn over(&self, last: Span, now: &Beat) -> Stretch {
         let begins = Time::from_nanos(now.at.as_nanos().saturating_sub(last.as_nanos()));
         let known = || self.beats.iter().filter(|beat| goes_on(beat, now));
         let before = known().rfind(|beat| beat.at <= begins);
         let mut from = *before.or_else(|| known().next()).unwrap_or(now);
-        // The disk rested from there to the next beat, so it stood the same when the span began.
+        // The disk was idle from there to the next beat, so its counters were the same when the span began.
         if let Some(next) = known().find(|beat| beat.at > from.at)
             && from.at < begins
             && quiet(&from, next)
@@ -184,19 +185,19 @@ impl Timeline {
     }
 }
 
-/// Whether the later counts from where the earlier stood.
+/// Whether the later beat continues the counters of the earlier.
 pub(crate) fn goes_on(earlier: &Beat, later: &Beat) -> bool {
     let ios = |beat: &Beat| beat.pulse.map(|pulse| pulse.ios);
     match (ios(earlier), ios(later)) {
         (Some(then), Some(now)) => then <= now,
-        // The first beat of all has no counters yet.
+        // The very first beat has no counters yet.
         (None, Some(_)) => earlier.thread == Worked::default(),
         (Some(_), None) => false,
         (None, None) => true,
     }
 }
 
-/// What the thread had spent at a moment between two beats, as if it had spent it evenly.
+/// The thread's time at a moment between two beats, interpolated linearly.
 fn part_way(earlier: &Beat, later: &Beat, at: Time) -> Worked {
     let whole = u128::from(later.at.since(earlier.at).as_nanos()).max(1);
     let passed = u128::from(at.since(earlier.at).as_nanos());
@@ -214,7 +215,7 @@ fn part_way(earlier: &Beat, later: &Beat, at: Time) -> Worked {
     }
 }
 
-/// Whether nothing happened from one to the other.
+/// Whether the disk was idle between the two beats.
 fn quiet(earlier: &Beat, later: &Beat) -> bool {
     let still = |beat: &Beat| beat.pulse.is_none_or(|pulse| pulse.outstanding == 0);
     earlier.pulse == later.pulse && earlier.used == later.used && still(earlier) && still(later)

@@ -1,4 +1,4 @@
-//! An explanation's sentences: what limits a disk, with its numbers; what would change it; what else is worth knowing.
+//! The sentences of an explanation: the limit of a disk with its numbers, the remedy, and notes.
 
 use tidegate_api::explain::Cause;
 use tidegate_api::units::Rate;
@@ -11,7 +11,7 @@ use crate::host::LeaseState;
 use crate::os_error;
 use crate::text::float;
 
-/// What limits it, as a clause and its numbers.
+/// States the cause with its numbers, as a clause.
 pub(super) fn because(about: About<'_>, facts: &Facts, cause: Cause) -> String {
     let terms = about.terms;
     let span = seconds(facts.covers);
@@ -129,7 +129,7 @@ fn limit(about: About<'_>, facts: &Facts, cause: Cause) -> String {
     }
 }
 
-/// What would change it.
+/// States what would remove the limit.
 pub(super) fn remedy(about: About<'_>, facts: &Facts, cause: Cause) -> String {
     let About {
         disk, datastore, ..
@@ -188,7 +188,7 @@ pub(super) fn remedy(about: About<'_>, facts: &Facts, cause: Cause) -> String {
     }
 }
 
-/// What else is worth knowing.
+/// Further notes that are worth knowing.
 pub(super) fn notes(about: About<'_>, facts: &Facts, cause: Cause, asked: Span) -> Vec<String> {
     let terms = about.terms;
     let mut notes = Vec::new();
@@ -302,7 +302,7 @@ pub(crate) fn time(ns: f64) -> String {
     }
 }
 
-/// Two digits that matter.
+/// Rounds to two significant digits.
 fn digits(value: f64) -> String {
     if value < 9.95 {
         tenths(value)

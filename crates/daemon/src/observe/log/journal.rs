@@ -1,11 +1,12 @@
-//! Records for the systemd journal that hold nobody up: while it takes none they are lost, and counted.
+//! The sender of records to the systemd journal, which never blocks: records that the journal does not take are lost
+//! and counted.
 //!
-//! A journal may stand still: the file system on which it keeps its files hangs, or it is being restarted. Whoever has
-//! something to say must not wait for it, an I/O thread least of all: the journal's files may lie on one of its own disks.
-//! (`tracing-journald` sends with a socket that waits, which nobody else can get at.)
+//! A journal may hang: the file system of its files hangs, or it is being restarted. No thread may wait for it, least
+//! of all an I/O thread: the journal's files may be on one of its own disks. (`tracing-journald` uses a blocking
+//! socket that is private to it.)
 //!
 //! # Picture
-//! One datagram a record, one field a line, or, of a value that has line breaks itself, with its length before it:
+//! A record is one datagram with one field per line. A value that contains line breaks has its length before it:
 //! ```text
 //! MESSAGE=the datastore fails disk=7 error="of two\nlines"
 //! PRIORITY=4
@@ -14,12 +15,12 @@
 //! ```
 //!
 //! # Always true
-//! - A record is sent only where the kernel takes it at once.
-//! - That records were lost is said before the next one that is taken.
+//! - A record is sent only if the kernel takes it at once.
+//! - A loss of records is logged before the next record that is taken.
 //!
 //! # Source
 //! <https://systemd.io/JOURNAL_NATIVE_PROTOCOL/>; names of fields: systemd.journal-fields(7). Ours begin with `F_`, as
-//! `tracing-journald`'s do.
+//! those of `tracing-journald` do.
 
 use std::fmt::Debug;
 use std::io;
@@ -32,11 +33,11 @@ use tracing_subscriber::layer::{Context, Layer};
 
 use super::lost::{self, Lost};
 
-/// Where the journal listens.
+/// The socket where the journal listens.
 const SOCKET: &str = "/run/systemd/journal/socket";
-/// Under which name its readers find us (`journalctl -t`).
+/// The identifier of our records (`journalctl -t`).
 const IDENTIFIER: &str = "tidegate";
-/// How much of one value is told, in bytes: a record has to fit into one datagram.
+/// The longest value that is sent, in bytes: a record must fit into one datagram.
 const LONGEST: usize = 16 * 1024;
 
 /// See the module.
@@ -50,7 +51,7 @@ impl Journal {
     /// The machine's journal.
     ///
     /// # Errors
-    /// There is none, or none that listens.
+    /// There is no journal, or none that listens.
     pub(super) fn of_this_machine(lost: &'static Lost) -> io::Result<Journal> {
         Journal::at(Path::new(SOCKET), lost)
     }
@@ -59,7 +60,7 @@ impl Journal {
         let socket = UnixDatagram::unbound()?;
         socket.set_nonblocking(true)?;
         match socket.send_to(&[], path) {
-            // One that is busy now is there all the same.
+            // A busy journal exists all the same.
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
             _ => {}
         }
@@ -67,7 +68,7 @@ impl Journal {
         Ok(Journal { socket, path, lost })
     }
 
-    /// Sends a record, if it is taken at once, and before it that others were lost.
+    /// Sends a record if it is taken at once. Before it, reports the loss of others.
     fn send(&self, record: &Record) {
         let untold = self.lost.take_untold();
         if untold > 0 && !self.takes(&Record::of_lost(untold)) {
@@ -109,12 +110,12 @@ impl<S: Subscriber> Layer<S> for Journal {
     }
 }
 
-/// What one datagram says.
+/// The content of one datagram.
 struct Record(Vec<u8>);
 
 impl Record {
     fn new(level: Level) -> Record {
-        // As `tracing-journald` has it: every level has a priority of its own, and INFO is NOTICE.
+        // As in `tracing-journald`: every level has a priority of its own, and INFO is NOTICE.
         let priority = match level {
             Level::ERROR => "3",
             Level::WARN => "4",
@@ -128,7 +129,7 @@ impl Record {
         record
     }
 
-    /// That so many records could not be told.
+    /// A record that reports this number of lost records.
     fn of_lost(records: u64) -> Record {
         let mut record = Record::new(Level::WARN);
         record.put("MESSAGE", &format!("{} lines={records}", lost::WORDS));
@@ -155,7 +156,7 @@ impl Record {
     }
 }
 
-/// What is read in the list of messages, which shows no fields: the words, and the fields as lines of text have them.
+/// The message that the journal lists, which shows no fields: the text, and the fields formatted as in text lines.
 #[derive(Default)]
 struct Words {
     message: String,
@@ -169,7 +170,7 @@ impl Words {
     }
 }
 
-/// Where an event's fields go.
+/// The two outputs of an event's fields.
 struct Both<'a> {
     record: &'a mut Record,
     words: &'a mut Words,
@@ -198,7 +199,7 @@ impl Visit for Both<'_> {
     }
 }
 
-/// What the journal calls a field: it takes capitals, digits and underscores.
+/// Converts a field's name for the journal, which accepts capitals, digits and underscores.
 fn name(field: &str) -> String {
     let letters = field.chars().filter_map(|letter| match letter {
         '.' => Some('_'),
@@ -221,7 +222,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// Who reads what is said to a journal.
+    /// A test journal that reads records.
     struct Reader(UnixDatagram);
 
     impl Reader {
@@ -237,7 +238,7 @@ mod tests {
         }
     }
 
-    /// A record as the protocol has it, read by its rules.
+    /// Parses a record by the protocol's rules.
     fn fields(mut record: &[u8]) -> BTreeMap<String, String> {
         let mut fields = BTreeMap::new();
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("it is text");
@@ -307,7 +308,7 @@ mod tests {
             record.put("MESSAGE", word);
             journal.send(&record);
         };
-        // In a thread of its own, since whoever waits for such a journal waits for ever.
+        // In a thread of its own, because a blocking send to such a journal would never return.
         let (told, hears) = mpsc::channel();
         thread::spawn(move || {
             let mut fitted = 0;

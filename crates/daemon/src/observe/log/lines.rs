@@ -1,15 +1,17 @@
-//! Lines of the log that hold nobody up: while nobody reads them they are lost, and counted.
+//! The writer of log lines, which never blocks: lines that do not fit while no reader takes them are lost and counted.
 //!
-//! Standard error may be a pager that waits for a key, a terminal that Ctrl-S stopped, a collector that hangs. Whoever had
-//! something to say would wait for it: the control plane, and an I/O thread whose datastore fails, with all of its disks.
+//! Standard error may be a pager that waits for a key, a terminal stopped by Ctrl-S, or a collector that hangs. A
+//! blocking write would stop the control plane. It would also stop an I/O thread whose datastore fails, with all its
+//! disks.
 //!
 //! # Always true
-//! - A line is written only where the kernel has room for it at once; of one that is longer than that, what it has room for.
-//! - Who writes here has standard error to himself: nobody else of this process fills what was found to be free.
-//! - That lines were lost is said before the next one that can be written.
+//! - A line is written only if the kernel has room for it at once. Of a longer line, only the part that fits is
+//!   written.
+//! - A writer has exclusive access to standard error: no other writer of this process uses the room that it found.
+//! - A loss of lines is logged before the next line that can be written.
 //!
 //! # Source
-//! poll(2); pipe(7): a pipe that can be written to has room for `PIPE_BUF` bytes.
+//! poll(2); pipe(7): a writable pipe has room for `PIPE_BUF` bytes.
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -19,26 +21,26 @@ use rustix::time::Timespec;
 
 use super::lost::{self, Lost};
 
-/// What is written at once (`PIPE_BUF`): longer lines are written in pieces.
+/// The most that is written at once (`PIPE_BUF`): longer lines are written in pieces.
 const AT_ONCE: usize = 4096;
 const NO_TIME: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 0,
 };
 
-/// Where one line is written to, by who has it to himself.
+/// The target of one line, to which its writer has exclusive access.
 pub(super) struct Line<'a, W> {
     pub(super) to: W,
     pub(super) lost: &'a Lost,
 }
 
 impl<W: Write + AsFd> Write for Line<'_, W> {
-    /// Takes a piece of a line; the whole of it where that is lost.
+    /// Takes a piece of a line; takes the whole line if it is lost.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if has_room(&self.to) {
             tell(self.lost);
         }
-        // What was told may have been the last that there was room for.
+        // The loss report may have used up the room.
         if has_room(&self.to) {
             match self.to.write(&line[..line.len().min(AT_ONCE)]) {
                 Err(error) if error.kind() != io::ErrorKind::Interrupted => {}
@@ -54,7 +56,7 @@ impl<W: Write + AsFd> Write for Line<'_, W> {
     }
 }
 
-/// Tells the log, in its own form, of those that it has not been told of.
+/// Logs the lost lines that have not been reported yet, in the log's own format.
 fn tell(lost: &Lost) {
     let lines = lost.take_untold();
     if lines > 0 {
@@ -62,10 +64,10 @@ fn tell(lost: &Lost) {
     }
 }
 
-/// Whether the kernel takes a piece at once, or says at once that it never will.
+/// Whether the kernel takes a piece at once, or reports at once that it never will.
 fn has_room(to: &impl AsFd) -> bool {
     let mut asked = [PollFd::new(to, PollFlags::OUT)];
-    // Who cannot be asked is written to as it ever was.
+    // A target that cannot be polled is written to without a check.
     poll(&mut asked, Some(&NO_TIME)).map_or(true, |_| !asked[0].revents().is_empty())
 }
 
@@ -78,7 +80,7 @@ mod tests {
 
     const LINE: &[u8] = &[b'x'; 100];
 
-    /// Writes until there is no room; how many lines fitted.
+    /// Writes until there is no room; returns how many lines fitted.
     fn fill(line: &mut Line<'_, &PipeWriter>) -> usize {
         let mut fitted = 0;
         loop {

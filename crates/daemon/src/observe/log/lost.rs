@@ -2,13 +2,13 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What the log is told.
+/// The message that reports the loss in the log.
 pub(super) const WORDS: &str = "log lines were lost, because their reader was too slow";
 
-/// How many lines, or records, were lost.
+/// Counts lost lines or records.
 pub(super) struct Lost {
     ever: AtomicU64,
-    /// Of which the log has not been told.
+    /// Lost lines that the log has not reported yet.
     untold: AtomicU64,
 }
 
@@ -20,7 +20,7 @@ impl Lost {
         }
     }
 
-    /// Since the program began.
+    /// The number since the program began.
     pub(super) fn ever(&self) -> u64 {
         self.ever.load(Ordering::Relaxed)
     }
@@ -30,7 +30,7 @@ impl Lost {
         self.untold.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many the log is to be told of now, by who asks and by nobody else.
+    /// Takes the number to report now. No other caller gets the same lines.
     pub(super) fn take_untold(&self) -> u64 {
         match self.untold.load(Ordering::Relaxed) {
             0 => 0,
@@ -38,7 +38,7 @@ impl Lost {
         }
     }
 
-    /// Of so many it could not be told.
+    /// Returns lines that could not be reported.
     pub(super) fn give_back(&self, untold: u64) {
         self.untold.fetch_add(untold, Ordering::Relaxed);
     }

@@ -1,6 +1,6 @@
-//! The families of I/O control: what each datastore's governor knows, and what each disk used and waited for.
+//! The metrics of I/O control: the state of each datastore's governor, and the usage and waits of each disk.
 //!
-//! A datastore is on the page while it is in use on this host; so are its disks.
+//! A datastore and its disks are on the page while the datastore is in use on this host.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::{Family, Page, whose};
 use crate::observe::sample::ControlMoment;
 use crate::text::float;
 
-/// Parts of a reference I/O in windows and costs.
+/// Internal cost units per reference I/O, in windows and costs.
 const COST: f64 = 256.0;
 
 pub(super) fn families(page: &mut Page, controls: &[ControlMoment]) {
@@ -58,14 +58,14 @@ pub(super) fn families(page: &mut Page, controls: &[ControlMoment]) {
 struct OfDisk<'a> {
     /// Its labels.
     whose: String,
-    /// The datastore's.
+    /// The report of its datastore.
     report: &'a Report,
     used: &'a Used,
-    /// What its governor knows of it, which may not have heard of it yet.
+    /// The governor's report of it; `None` if the governor does not know the disk yet.
     known: Option<&'a DiskReport>,
 }
 
-/// A datastore's. Hundreds are not searched for hundreds of times.
+/// The disks of a datastore, looked up in a map because there may be hundreds.
 fn of_disks(control: &ControlMoment) -> impl Iterator<Item = OfDisk<'_>> {
     let known = control.report.governor.disks.iter();
     let known: BTreeMap<_, _> = known.map(|disk| (disk.key, disk)).collect();

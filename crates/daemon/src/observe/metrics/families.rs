@@ -1,6 +1,7 @@
-//! Every metric that there is: its name, sort, labels and meaning.
+//! The list of all metrics: name, kind, labels and help.
 //!
-//! To add one, declare it here and value it in [`super::page`]; the lint below and the reference follow by themselves.
+//! To add a metric, declare it here and set its value in [`super::page`]. The lint below and the reference follow
+//! automatically.
 
 /// A metric with all its label values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,7 +13,7 @@ pub(crate) struct Family {
     pub(crate) help: &'static str,
 }
 
-/// Prometheus' sorts of metrics.
+/// Prometheus' kinds of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Counter,
@@ -21,7 +22,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// The word for it.
+    /// The kind's name in the exposition format.
     pub(crate) const fn word(self) -> &'static str {
         match self {
             Kind::Counter => "counter",
@@ -136,7 +137,7 @@ families! {
 mod tests {
     use super::*;
 
-    /// What a name that is no counter may end in: Prometheus' base units, and words that count things.
+    /// Allowed endings of names that are not counters: Prometheus' base units, and words for things that are counted.
     const ENDINGS: [&str; 15] = [
         "_days",
         "_engaged",

@@ -1,19 +1,19 @@
-//! The guard of the dashboard's address: who may connect, and which commands it accepts.
+//! The guard of the dashboard's address: which clients it admits, and which changes they may make.
 //!
-//! The REST interface's socket has its file's permissions; a TCP port has none, and any page of any site that a browser
-//! shows can send requests to it. So each request is judged here before it reaches a route.
+//! The REST interface's socket has file permissions; a TCP port has none. Any page of any site in a browser can send
+//! requests to it. So each request is checked here before it reaches a route.
 //!
 //! # Always true
-//! - Without a token the address is loopback, and a request's `Host` is `localhost` or an IP address: a name that an attacker
-//!   has pointed at us (DNS rebinding) gets no answer.
-//! - With a token nothing but the pages themselves is given out before login, and metrics to who knows their own token. Tokens and sessions are compared in a time
-//!   that does not depend on where they differ.
-//! - Requests that another site's page caused are refused, by `Origin` and `Sec-Fetch-Site`; whatever changes something
-//!   carries a header besides that no page can send to another site unasked.
-//! - Only one thing can be changed: a disk's policy. Without a token only by a process of the superuser or of the
-//!   daemon's own user, as the kernel knows them: other users of this host may look.
-//! - A connection is somebody's only while a process holds its other end open. Of what was closed, in part or whole, the
-//!   kernel tells nobody's user, or user 0.
+//! - Without a token the address is loopback, and a request's `Host` is `localhost` or an IP address. A name that an
+//!   attacker has pointed at us (DNS rebinding) is refused.
+//! - With a token, only the pages themselves are served before login, and metrics to clients with the metrics token.
+//!   Tokens and sessions are compared in constant time for a given length.
+//! - Requests that another site's page caused are refused, by `Origin` and `Sec-Fetch-Site`. Every change also needs a
+//!   header that a page cannot send to another site without permission.
+//! - Only a disk's policy can be changed. Without a token, this requires a process of the superuser or of the daemon's
+//!   own user, as reported by the kernel. Other users of this host have read access.
+//! - A connection has an owner only while a process has its other end open. For a closed or half-closed end, the
+//!   kernel reports no user or user 0.
 //!
 //! # Source
 //! W3C, Fetch Metadata Request Headers; RFC 6265bis, `SameSite`.
@@ -40,10 +40,10 @@ use super::peer_uid::owner;
 use crate::observe::dashboard::files::{File, guarded};
 use crate::os_error::{self, Outcome};
 
-/// How long may take what somebody has to say; see the module.
+/// Time limit for each thing that a client sends; see the module.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Who is at the other end of a connection.
+/// The two addresses of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClientAddress {
     pub(crate) peer: SocketAddr,
@@ -51,22 +51,22 @@ pub(crate) struct ClientAddress {
     pub(crate) here: SocketAddr,
 }
 
-/// The header without which nothing is changed; its value does not matter.
+/// The header that every change must have; its value does not matter.
 const HEADER: &str = "x-tidegate";
 
-/// Where one logs in and out. Only this file knows these routes.
+/// Paths of login and logout. Only this file knows these routes.
 const LOGIN: &str = "/dashboard/login";
 const LOGOUT: &str = "/dashboard/logout";
 
-/// What Prometheus reads.
+/// The path that Prometheus reads.
 const METRICS: &str = "/metrics";
 
 const COOKIE: &str = "tidegate";
 
-/// A working day: who leaves a browser open overnight logs in again.
+/// A working day: a browser that stays open overnight must log in again.
 const SESSION: Duration = Duration::from_secs(12 * 3600);
 
-/// The most that are logged in; the one that did so first makes way.
+/// The most sessions at a time; the oldest one is removed for a new one.
 const SESSIONS: usize = 64;
 
 /// A token shorter than this can be guessed.
@@ -75,29 +75,30 @@ const TOKEN_MIN: usize = 16;
 /// The largest token file that is read.
 const TOKEN_MAX: u64 = 4096;
 
-/// The largest login or order that is read: a policy has a few hundred bytes.
+/// The largest body of a login or change that is read: a policy has a few hundred bytes.
 const BODY_MAX: usize = 4096;
 
-/// What a wrong token costs who tries.
+/// The delay after a wrong token.
 const WRONG: Duration = Duration::from_secs(1);
 
-/// What is asked of whoever comes in by TCP.
+/// The checks on clients that connect by TCP.
 pub(crate) struct Guard {
     token: Option<Vec<u8>>,
-    /// By which metrics are read, and nothing else.
+    /// The token that allows reading metrics, and nothing else.
     metrics_token: Option<Vec<u8>>,
-    /// Whether what passes is encrypted: then the cookie never travels otherwise.
+    /// Whether the connection is encrypted: then the cookie is never sent over an unencrypted one.
     encrypted: bool,
     sessions: Mutex<VecDeque<(Vec<u8>, Instant)>>,
 }
 
-/// What whoever asks may do; known to the routes behind the guard. Who comes by the socket file has none, and may do all.
+/// The permission of a client, which the routes behind the guard read. A client on the Unix socket has none and may do
+/// everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum May {
-    /// Look, and change policies.
+    /// Read, and change policies.
     Change,
-    /// Look only.
+    /// Read only.
     Look,
 }
 
@@ -106,14 +107,14 @@ struct Login {
     token: String,
 }
 
-/// Why a request goes no further.
+/// The reason why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Refusal {
-    /// It is not to be, whoever asks; why.
+    /// Refused for every client; the reason.
     Refused(String),
-    /// Its body is longer than any that makes sense.
+    /// Its body is longer than allowed.
     TooLarge,
-    /// Whoever asks has not logged in.
+    /// The client has not logged in.
     Unknown,
 }
 
@@ -141,7 +142,7 @@ impl IntoResponse for Refusal {
 }
 
 impl Guard {
-    /// One that lets in who is on this host, or, with a token, who knows it.
+    /// A guard that admits clients of this host or, with a token, clients that log in with it.
     pub(crate) fn new(token: Option<Vec<u8>>, encrypted: bool) -> Guard {
         Guard {
             token,
@@ -151,7 +152,7 @@ impl Guard {
         }
     }
 
-    /// The same, which lets who knows this token read metrics without a login.
+    /// The same guard, which also admits clients with this token to metrics without a login.
     #[must_use]
     pub(crate) fn with_metrics_token(self, metrics_token: Option<Vec<u8>>) -> Guard {
         Guard {
@@ -160,7 +161,7 @@ impl Guard {
         }
     }
 
-    /// Judges the parts of a request that are known before anything of it is done.
+    /// Judges a request by its head, before it is executed.
     fn judge(&self, method: &Method, path: &str, headers: &HeaderMap) -> Result<(), Refusal> {
         let host = one(headers, header::HOST).ok_or_else(|| refused("it has no Host header"))?;
         if self.token.is_none() && !is_plain(host) {
@@ -170,7 +171,7 @@ impl Guard {
         }
         let looks = *method == Method::GET || *method == Method::HEAD;
         let site = one(headers, "sec-fetch-site");
-        // A link or a bookmark elsewhere may lead to the page itself, and to nothing else.
+        // A link or a bookmark elsewhere may lead only to the page itself.
         let arrives = looks && path == "/" && one(headers, "sec-fetch-mode") == Some("navigate");
         if !arrives && site.is_some_and(|site| site != "same-origin" && site != "none") {
             return Err(refused("a page of another site sent it"));
@@ -197,7 +198,7 @@ impl Guard {
         }
     }
 
-    /// Whether this is somebody who needs no login, or has logged in.
+    /// Whether this client needs no login, or has logged in.
     fn is_known(&self, headers: &HeaderMap) -> bool {
         if self.token.is_none() {
             return true;
@@ -211,7 +212,7 @@ impl Guard {
         sessions.iter().any(same)
     }
 
-    /// Whether this is Prometheus, with the token of its own.
+    /// Whether this is Prometheus with its own token.
     fn may_scrape(&self, path: &str, headers: &HeaderMap) -> bool {
         let told =
             one(headers, header::AUTHORIZATION).and_then(|told| told.strip_prefix("Bearer "));
@@ -223,7 +224,7 @@ impl Guard {
                 .is_some_and(|(token, told)| is_same(token, told.as_bytes()))
     }
 
-    /// What a client without a token may do. Reads what the kernel knows of the connection, so it may block.
+    /// The permission of a client without a token. Queries the kernel about the connection, so it may block.
     fn may(&self, client: &ClientAddress) -> May {
         if self.token.is_some() {
             return May::Change;
@@ -284,12 +285,12 @@ impl Guard {
     }
 
     fn sessions(&self) -> MutexGuard<'_, VecDeque<(Vec<u8>, Instant)>> {
-        // It is whole between any two lines that change it.
+        // No panic leaves it half changed.
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Stands before all routes of the dashboard's address.
+/// Checks every request of the dashboard's address before its route.
 pub(crate) async fn check(
     State(guard): State<Arc<Guard>>,
     ConnectInfo(client): ConnectInfo<ClientAddress>,
@@ -328,19 +329,19 @@ pub(crate) async fn check(
     guarded(answer)
 }
 
-/// A request with all of its body, which may not be long in coming: until then it only takes a seat.
+/// Reads a request's whole body within a time limit; until then the client only occupies a seat.
 async fn whole(request: Request, patience: Duration) -> Result<Request, Refusal> {
     let (parts, body) = request.into_parts();
     let read = tokio::time::timeout(patience, body::to_bytes(body, BODY_MAX)).await;
     let Ok(read) = read else {
         return Err(refused("its body did not arrive in time"));
     };
-    // Or it was cut off: then nobody is there any more to be told.
+    // The body may also have been cut off, but then no client is left to answer.
     let read = read.map_err(|_| Refusal::TooLarge)?;
     Ok(Request::from_parts(parts, read.into()))
 }
 
-/// The token that a file holds.
+/// Reads the token in a file.
 pub(crate) fn read_token(path: &Path) -> Outcome<Vec<u8>> {
     let what = format!("cannot use the dashboard's token file {}", path.display());
     let new = format!(
@@ -378,20 +379,20 @@ pub(crate) fn read_token(path: &Path) -> Outcome<Vec<u8>> {
     Ok(token.into_bytes())
 }
 
-/// What is given out before login: the pages, which know nothing.
+/// Whether a path is served before login: the pages, which contain no data.
 fn is_public(path: &str) -> bool {
     let file = path.strip_prefix("/dashboard/");
     path == "/" || file.is_some_and(|file| File::find(file).is_some())
 }
 
-/// The one thing that can be changed.
+/// Whether this is the one change that is allowed.
 fn is_policy(method: &Method, path: &str) -> bool {
     let disk = path.strip_prefix("/dashboard/disks/");
     let disk = disk.and_then(|rest| rest.strip_suffix("/policy"));
     *method == Method::PATCH && disk.is_some_and(|name| !name.is_empty() && !name.contains('/'))
 }
 
-/// Whether a `Host` cannot be a name that somebody else has pointed here.
+/// Whether a `Host` cannot be a name that an attacker has pointed here.
 fn is_plain(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
@@ -400,7 +401,7 @@ fn is_plain(host: &str) -> bool {
     name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
 }
 
-/// Whether the page that has sent the request came from where the request goes.
+/// Whether the page that sent the request was served from the address that the request is sent to.
 fn is_ours(headers: &HeaderMap, host: &str) -> bool {
     one(headers, header::ORIGIN).is_some_and(|origin| {
         let from = origin
@@ -410,7 +411,7 @@ fn is_ours(headers: &HeaderMap, host: &str) -> bool {
     })
 }
 
-/// A header that must be there once.
+/// The value of a header that must occur exactly once.
 fn one(headers: &HeaderMap, name: impl header::AsHeaderName) -> Option<&str> {
     let mut all = headers.get_all(name).iter();
     match (all.next(), all.next()) {
@@ -419,7 +420,7 @@ fn one(headers: &HeaderMap, name: impl header::AsHeaderName) -> Option<&str> {
     }
 }
 
-/// The session that a browser tells.
+/// The session in a browser's cookie.
 fn cookie(headers: &HeaderMap) -> Option<&str> {
     let told = headers.get_all(header::COOKIE).iter();
     let pairs = told
@@ -430,15 +431,15 @@ fn cookie(headers: &HeaderMap) -> Option<&str> {
         .find_map(|(name, value)| (name == COOKIE).then_some(value))
 }
 
-/// Whether two secrets are the same, in a time that tells nothing but their lengths.
+/// Whether two secrets are equal. The duration depends only on their lengths.
 fn is_same(ours: &[u8], told: &[u8]) -> bool {
     ours.ct_eq(told).into()
 }
 
-/// A new session's name, which nobody can guess.
+/// A new session's name, which cannot be guessed.
 fn secret() -> Outcome<String> {
     let mut bytes = [0; 32];
-    // So few bytes are never cut short.
+    // Reads this short are never partial.
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
         .map_err(|e| os_error::io("cannot draw a random number", &e.into()))?;
     Ok(crate::text::hex(&bytes))

@@ -1,14 +1,14 @@
-//! The dashboard's address: listens on TCP, speaks TLS where it is to, and serves the REST interface behind the guard.
+//! The dashboard's TCP listener, with optional TLS, which serves the REST interface behind the guard.
 //!
-//! Who comes is known only once a whole request was read. So whoever says nothing, or too little, must not keep others
-//! out, and nobody may take all seats.
+//! A client is identified only after a whole request was read. Silent or slow clients must not block others, and no
+//! client may take all seats.
 //!
 //! # Always true
-//! - Not more than [`SEATS`] connections are open; further ones wait in the socket's queue. Of those not more than
-//!   [`PARTY_SEATS`] are of one user of this host, or of one other host; further ones are closed.
-//! - Who has something to say, a TLS handshake, the head of a request (also of the next on the same connection) or its
-//!   body, has [`PATIENCE`] for it and is let go then.
-//! - Who does not take what it is sent, or is gone without a word, is let go after [`SILENCE`].
+//! - At most [`SEATS`] connections are open; further ones wait in the socket's queue. At most [`PARTY_SEATS`] belong
+//!   to one user of this host or to one other host; further ones are closed.
+//! - A client has [`PATIENCE`] for each of: a TLS handshake, a request's head (including the next one on the same
+//!   connection), and its body. Then it is disconnected.
+//! - A client that does not read its responses, or has vanished, is disconnected after [`SILENCE`].
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -43,16 +43,16 @@ use crate::listen::tls::refused;
 use crate::os_error::{self, Outcome};
 use crate::rest;
 
-/// Connections at a time: a browser opens six, and few people look at one host.
+/// Connections at a time: a browser opens six, and few people view one host.
 const SEATS: usize = 128;
 
 /// Connections of one party at a time: five browsers, or the open pages of some thirty people behind one proxy.
 const PARTY_SEATS: usize = 32;
 
-/// How long the other end's system may leave unanswered what it is sent. Pages come back by themselves.
+/// How long sent data may remain unacknowledged by the peer. Pages reconnect by themselves.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// Whom a door lets in, read from the files that the plan names.
+/// The credentials and certificates of a listener, read from the files that the plan names.
 pub(crate) struct Access {
     token: Option<Vec<u8>>,
     metrics: Option<Vec<u8>>,
@@ -60,7 +60,7 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    /// What a plan names.
+    /// Reads the files that a plan names.
     pub(crate) fn of(plan: &DashboardPlan) -> Outcome<Access> {
         let read = || {
             Ok(Access {
@@ -77,12 +77,12 @@ impl Access {
     }
 }
 
-/// A listening address, and what it needs to serve.
+/// A listening address with everything needed to serve it.
 pub(crate) struct Listener {
     listener: std::net::TcpListener,
     tls: Option<tls::Server>,
     guard: Guard,
-    /// Where browsers find it.
+    /// The URL for browsers.
     pub(crate) url: String,
 }
 
@@ -116,7 +116,7 @@ impl Listener {
         })
     }
 
-    /// Its certificate, and where it is shown.
+    /// Its certificate, and the URL where it is presented.
     pub(crate) fn certificate(&self) -> Option<(&str, &Validity)> {
         Some((&self.url, &self.tls.as_ref()?.validity))
     }
@@ -137,7 +137,7 @@ impl Listener {
     }
 }
 
-/// What a browser is told. An address that stands for all is told as this host's loopback.
+/// The URL for browsers. A wildcard address is shown as this host's loopback address.
 fn url(address: SocketAddr, encrypted: bool) -> String {
     let scheme = if encrypted { "https" } else { "http" };
     let shown = match address.ip() {
@@ -149,7 +149,7 @@ fn url(address: SocketAddr, encrypted: bool) -> String {
     format!("{scheme}://{shown}/")
 }
 
-/// Where those are who have come in.
+/// The state that all connections share.
 struct ConnectionLimits {
     routes: TowerToHyperService<Router>,
     tls: Option<TlsAcceptor>,
@@ -159,12 +159,12 @@ struct ConnectionLimits {
     stop: CancellationToken,
 }
 
-/// Lets in who comes, until the daemon stops.
+/// Accepts clients until the daemon stops.
 async fn receive(listener: TcpListener, limits: Arc<ConnectionLimits>) {
     let seats = Arc::new(Semaphore::new(SEATS));
     let stop = limits.stop.clone();
     let receiving = async {
-        // Never closed, so there is a seat at last.
+        // The semaphore is never closed, so this ends only with a seat.
         while let Ok(seat) = Arc::clone(&seats).acquire_owned().await {
             let what = "cannot accept a browser";
             let (socket, peer) = accept::next(what, |cx| listener.poll_accept(cx)).await;
@@ -198,9 +198,9 @@ impl ConnectionLimits {
         }
     }
 
-    /// Serves one who has come in.
+    /// Serves one accepted client.
     async fn attend(&self, socket: TcpStream, peer: SocketAddr) {
-        // One that is gone already has no address.
+        // A connection that is closed already has no address.
         let Ok(here) = socket.local_addr() else {
             return;
         };
@@ -209,7 +209,7 @@ impl ConnectionLimits {
             tracing::debug!(%peer, "a client has too many connections to the dashboard");
             return;
         };
-        // What is sent is whole: waiting to merge it only delays.
+        // Data is sent in whole messages; delaying it to merge packets only adds latency.
         let _ = socket.set_nodelay(true);
         sockets::notice_silence(&socket, SILENCE);
         let Some(tls) = &self.tls else {
@@ -218,12 +218,12 @@ impl ConnectionLimits {
         match tokio::time::timeout(self.patience, tls.accept(socket)).await {
             Ok(Ok(stream)) => self.talk(stream, client).await,
             Ok(Err(error)) => self.refuse(peer, &refused::reason(&error)),
-            // Whoever falls silent is not told of: anybody can do that at will.
+            // A timeout is not logged: any client can cause one at will.
             Err(_) => {}
         }
     }
 
-    /// Tells who does not get in, and why, once.
+    /// Logs a refused client and the reason, once.
     fn refuse(&self, peer: SocketAddr, reason: &str) {
         let whom = peer.ip().to_canonical().to_string();
         if let Some(left_out) = self.refusals.must_tell(&whom, reason, Instant::now()) {
@@ -232,7 +232,7 @@ impl ConnectionLimits {
         }
     }
 
-    /// Answers until the other end has had enough, is let go, or the daemon stops.
+    /// Serves until the peer closes, times out, or the daemon stops.
     async fn talk(&self, stream: impl AsyncRead + AsyncWrite + Unpin, client: ClientAddress) {
         let answer = service_fn(|mut request: hyper::Request<Incoming>| {
             request.extensions_mut().insert(ConnectInfo(client));
@@ -242,7 +242,7 @@ impl ConnectionLimits {
         http.timer(TokioTimer::new())
             .header_read_timeout(self.patience);
         let mut talk = pin!(http.serve_connection(TokioIo::new(stream), answer));
-        // How it ends is the other end's affair.
+        // The peer's way of closing does not matter.
         tokio::select! {
             _ = talk.as_mut() => {}
             () = self.stop.cancelled() => {
@@ -253,12 +253,12 @@ impl ConnectionLimits {
     }
 }
 
-/// For whom connections are counted.
+/// The unit by which connections are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Party {
-    /// A user of this host; those that have gone before they were asked are one.
+    /// A user of this host. Clients that closed before the user was determined count as one.
     User(Option<u32>),
-    /// Another host. One of IPv6 has a whole network of addresses.
+    /// Another host. For IPv6 it is the network, because one host has all its addresses.
     Host(IpAddr),
 }
 
@@ -277,16 +277,16 @@ impl Party {
     }
 }
 
-/// The seats that each party has left.
+/// The free seats of each party.
 #[derive(Default)]
 struct Parties(Mutex<BTreeMap<Party, Arc<Semaphore>>>);
 
 impl Parties {
-    /// A seat as long as it is kept, if the party has one left.
+    /// Takes a seat, if the party has one left. The permit releases it when dropped.
     fn admit(&self, party: Party) -> Option<OwnedSemaphorePermit> {
-        // It is whole between any two lines that change it.
+        // No panic leaves it half changed.
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Those of whom nobody is here any more are forgotten.
+        // Parties without a connection are removed.
         all.retain(|_, seats| seats.available_permits() < PARTY_SEATS);
         let seats = all
             .entry(party)
@@ -295,7 +295,7 @@ impl Parties {
     }
 }
 
-/// The dashboard of a plan. Where nobody asked for it, a host without it serves all the same.
+/// Opens the planned dashboard. If the configuration does not mention it, a failure is only logged.
 pub(crate) fn open(plan: &DashboardPlan, access: Outcome<Access>) -> Outcome<Option<Listener>> {
     let tolerable = |problem: Problem| {
         if !plan.asked {
@@ -345,7 +345,7 @@ mod tests {
         assert!(open(&plan, Access::of(&plan)).is_err());
     }
 
-    /// A limits with one door that answers; its address.
+    /// A listener with these limits that answers; returns its address.
     async fn limits(patience: Duration) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -355,7 +355,7 @@ mod tests {
         address
     }
 
-    /// What somebody hears who says this and nothing more, until the connection is closed.
+    /// Sends this and nothing more; returns all that is received until the connection is closed.
     async fn hears(address: SocketAddr, says: &str) -> String {
         let mut client = TcpStream::connect(address).await.unwrap();
         client.write_all(says.as_bytes()).await.unwrap();

@@ -1,11 +1,11 @@
 //! The user at the other end of a TCP connection on this host.
 //!
-//! The kernel is asked for that one socket over netlink; the tables that it shows in `/proc`, which take milliseconds to
-//! read, are for kernels and containers that answer nothing there.
+//! The kernel is queried for that one socket over netlink. The tables in `/proc` take milliseconds to read. They are a
+//! fallback for kernels and containers whose netlink does not answer.
 //!
 //! # Always true
-//! - Only an end that a process holds, open both ways, is anybody's: what is closed, half closed or not accepted yet is the
-//!   superuser's by the kernel's account, or nobody's.
+//! - An end has an owner only if a process has it open in both directions. For closed, half-closed and unaccepted ends
+//!   the kernel reports the superuser or no user.
 //!
 //! # Source
 //! sock_diag(7); Linux' `include/uapi/linux/inet_diag.h`; proc_pid_net(5), `/proc/net/tcp`; the states of a connection:
@@ -18,29 +18,29 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use rustix::net::netlink::{self, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
-/// A connection that is open both ways, by the kernel's numbers.
+/// The state of a connection that is open in both directions, by the kernel's number.
 const ESTABLISHED: u8 = 1;
 
-/// Netlink's messages: a question about sockets of a family, a request.
+/// Netlink constants: a query about sockets of one family, and the request flag.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const NLM_F_REQUEST: u16 = 1;
-/// Families and a protocol, as one byte each has them.
+/// Address families and a protocol, each as one byte.
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 const IPPROTO_TCP: u8 = 6;
-/// A message's head: its length, its kind, flags, a number, and who sends it.
+/// Length of a message's head: length, kind, flags, sequence number, and sender.
 const HEAD: usize = 16;
-/// A socket by its two ends, its interface and its cookie.
+/// Length of a socket's id: its two ends, its interface and its cookie.
 const SOCKET: usize = 48;
-/// The question: family, protocol, two bytes, states, the socket.
+/// Length of the query: family, protocol, two bytes, states, the socket.
 const QUESTION: usize = HEAD + 8 + SOCKET;
 const LENGTH: u32 = 72;
-/// The answer: family, state, two bytes, the socket, a timeout, two queues, the owner, the inode.
+/// Length of the answer: family, state, two bytes, the socket, a timeout, two queues, the owner, the inode.
 const ANSWER: usize = HEAD + 4 + SOCKET + 20;
-/// Any socket between those ends.
+/// Matches any socket between those ends.
 const NO_COOKIE: [u8; 8] = [0xff; 8];
 
-/// The user whose process is at the other end of a TCP connection on this host, if one still holds it open.
+/// The user whose process has the other end of a local TCP connection open, if any.
 pub(super) fn owner(peer: SocketAddr, here: SocketAddr) -> Option<u32> {
     match ask(peer, here) {
         Ok(end) => end.owner_if_held(),
@@ -48,10 +48,10 @@ pub(super) fn owner(peer: SocketAddr, here: SocketAddr) -> Option<u32> {
     }
 }
 
-/// Asks the kernel for the other end's socket.
+/// Queries the kernel for the other end's socket.
 ///
 /// # Errors
-/// There is none, or the kernel does not answer such questions.
+/// There is no such socket, or the kernel does not support the query.
 fn ask(peer: SocketAddr, here: SocketAddr) -> io::Result<End> {
     let kernel = rustix::net::socket_with(
         AddressFamily::NETLINK,
@@ -62,14 +62,14 @@ fn ask(peer: SocketAddr, here: SocketAddr) -> io::Result<End> {
     let to = SocketAddrNetlink::new(0, 0);
     rustix::net::sendto(&kernel, &question(peer, here), SendFlags::empty(), &to)?;
     let mut answer = [0; 512];
-    // The kernel has answered before the call above returns.
+    // The kernel has answered by the time the call above returns.
     let (length, _) = rustix::net::recv(&kernel, &mut answer, RecvFlags::DONTWAIT)?;
     let end = answer.get(..length).and_then(read_answer);
     let end = end.filter(|end| end.is_between(peer, here));
     end.ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
-/// What is local there is the peer here.
+/// The query. The other end's local address is our peer.
 fn question(peer: SocketAddr, here: SocketAddr) -> [u8; QUESTION] {
     let ends = [peer, here].map(|end| (end.ip().to_canonical(), end.port()));
     let mut bytes = Vec::with_capacity(QUESTION);
@@ -99,7 +99,7 @@ fn question(peer: SocketAddr, here: SocketAddr) -> [u8; QUESTION] {
     bytes.try_into().expect("the parts have these lengths")
 }
 
-/// The socket that the kernel tells of; `None` if it says that there is none.
+/// The socket in the kernel's answer; `None` if the answer is an error.
 fn read_answer(bytes: &[u8]) -> Option<End> {
     let bytes: &[u8; ANSWER] = bytes.first_chunk()?;
     let word = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
@@ -135,20 +135,20 @@ fn owner_by_tables(peer: SocketAddr, here: SocketAddr) -> Option<u32> {
     owners.next()
 }
 
-/// The same, in a table of the kernel's.
+/// Finds the owner in one of the kernel's tables.
 fn owner_in(table: &str, peer: SocketAddr, here: SocketAddr) -> Option<u32> {
     let mut ends = table.lines().skip(1).filter_map(End::read);
     let end = ends.find(|end| end.is_between(peer, here))?;
     end.owner_if_held()
 }
 
-/// One end of a TCP connection, as the kernel tells it.
+/// One end of a TCP connection, as the kernel reports it.
 struct End {
     local: SocketAddr,
     remote: SocketAddr,
     state: u8,
     owner: u32,
-    /// Of the socket that a process has; 0 where none has.
+    /// The inode of the socket if a process has it open, otherwise 0.
     inode: u64,
 }
 
@@ -159,14 +159,14 @@ impl End {
             local: address(words.next()?)?,
             remote: address(words.next()?)?,
             state: u8::from_str_radix(words.next()?, 16).ok()?,
-            // Queues, timer and retransmits stand between.
+            // Skips queues, timer and retransmits.
             owner: words.nth(3)?.parse().ok()?,
-            // A timeout stands between.
+            // Skips a timeout.
             inode: words.nth(1)?.parse().ok()?,
         })
     }
 
-    /// Whether it is the other end of our connection: what is local there is the peer here.
+    /// Whether it is the other end of our connection: its local address is our peer.
     fn is_between(&self, peer: SocketAddr, here: SocketAddr) -> bool {
         let same = |a: SocketAddr, b: SocketAddr| {
             a.port() == b.port() && a.ip().to_canonical() == b.ip().to_canonical()
@@ -174,14 +174,14 @@ impl End {
         same(self.local, peer) && same(self.remote, here)
     }
 
-    /// Whose it is, if a process has this end, open both ways: only then is the owner told somebody's. Who has closed it
-    /// (FIN_WAIT, TIME_WAIT), who was told that we have (CLOSE_WAIT) and what nobody has accepted yet count for nobody.
+    /// The owner, if a process has this end open in both directions. Otherwise the reported owner is meaningless: the
+    /// peer has closed (FIN_WAIT, TIME_WAIT), we have closed (CLOSE_WAIT), or the connection is not accepted yet.
     fn owner_if_held(&self) -> Option<u32> {
         (self.state == ESTABLISHED && self.inode != 0).then_some(self.owner)
     }
 }
 
-/// `0100007F:20F1`, each word of the address as this machine's memory has it.
+/// Parses `0100007F:20F1`; each word of the address is in this machine's byte order.
 fn address(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
@@ -208,7 +208,7 @@ mod tests {
         let own = rustix::process::geteuid().as_raw();
         for place in ["127.0.0.1:0", "[::1]:0", "[::]:0"] {
             let Ok(listener) = TcpListener::bind(place) else {
-                // A machine without IPv6.
+                // This machine has no IPv6.
                 continue;
             };
             let port = listener.local_addr().unwrap().port();
@@ -223,7 +223,7 @@ mod tests {
             let end = ask(peer, here).unwrap();
             assert_eq!(end.owner_if_held(), Some(own), "{place}");
             assert_eq!(owner_by_tables(peer, here), Some(own), "{place}");
-            // What listens at a port is nobody's other end.
+            // A listening socket is not the other end of a connection.
             let listens = SocketAddr::new(peer.ip(), port);
             assert!(ask(listens, peer_of_nobody(here)).is_err());
             client.shutdown(std::net::Shutdown::Write).unwrap();
@@ -240,7 +240,7 @@ mod tests {
     fn an_answer_that_is_cut_or_an_error_tells_of_no_socket() {
         let (peer, here) = ("127.0.0.1:50000", "127.0.0.1:8433");
         let asked = question(peer.parse().unwrap(), here.parse().unwrap());
-        // An answer has a question's socket, four bytes earlier.
+        // The answer contains the query's socket, four bytes earlier.
         let mut answer = [0; ANSWER];
         answer[..HEAD].copy_from_slice(&asked[..HEAD]);
         answer[HEAD] = asked[HEAD];
@@ -260,7 +260,7 @@ mod tests {
         assert!(read_answer(&strange).is_none());
     }
 
-    /// A line of the kernel's table: an end of a connection on loopback, by its ports.
+    /// A line of the kernel's table: one end of a loopback connection, given by its ports.
     fn end(local: u16, remote: u16, state: &str, uid: u32, inode: u64) -> String {
         let word = format!("{:08X}", u32::from_ne_bytes([127, 0, 0, 1]));
         format!(

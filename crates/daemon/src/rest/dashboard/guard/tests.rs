@@ -1,4 +1,4 @@
-//! The rules of the guard: a test for each.
+//! Tests of the guard's rules, one for each.
 
 use super::*;
 
@@ -35,7 +35,7 @@ fn who_knows_the_metrics_token_reads_metrics_and_nothing_else() {
     for wrong in ["Bearer ", "Bearer wrong", METRICS_TOKEN, said.as_str()] {
         assert_eq!(asked(Method::GET, "/metrics", wrong), 401, "{wrong}");
     }
-    // Without one nobody reads them who has not logged in.
+    // Without a metrics token, metrics need a login.
     let guard = Guard::new(Some(TOKEN.to_vec()), true);
     let empty = [HERE, ("authorization", "Bearer ")];
     assert_eq!(status(&guard, Method::GET, "/metrics", &empty), 401);
@@ -97,7 +97,7 @@ fn what_another_sites_page_sends_is_refused() {
             "{site}"
         );
     }
-    // A link leads to the page, and only there.
+    // A link may lead only to the page.
     let link = [
         HERE,
         ("sec-fetch-site", "cross-site"),
@@ -238,7 +238,7 @@ fn the_kernel_tells_whose_a_connection_is() {
         Guard::new(None, false).may(&ClientAddress { peer, here }),
         May::Change
     );
-    // Nobody's connection: whoever it is may look.
+    // A connection without an owner: read-only access.
     let peer = "127.0.0.1:1".parse().unwrap();
     let nobody = ClientAddress { peer, here };
     assert_eq!(Guard::new(None, false).may(&nobody), May::Look);
@@ -257,7 +257,7 @@ fn who_closes_before_being_asked_may_only_look() {
         assert_eq!(guard.may(&address), May::Change);
         (client, theirs, address)
     };
-    // On loopback an end is seen as closed before the call that closes it returns.
+    // On loopback, an end is visible as closed before the call that closes it returns.
     let (client, _theirs, address) = come();
     drop(client);
     assert_eq!(guard.may(&address), May::Look, "FIN_WAIT2 without an owner");
