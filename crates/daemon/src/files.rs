@@ -1,13 +1,13 @@
-//! Small files that must survive a crash whole: read with a bound, replaced all at once.
+//! Small files that survive a crash undamaged: reads are bounded, and a write replaces the whole file atomically.
 //!
 //! # Always true
-//! - After a crash at any moment the file holds either what it held before or what was to be written, never a part
-//!   or a mixture: the new bytes are durable under another name before they take the old one's place.
-//! - When [`replace`] answers, the new content is durable.
-//! - Of those who read a file to replace it, one at a time has its [`Turn`], whichever daemon it is, as far as the file
-//!   system has locks: NFS and all local ones do.
-//! - Strangers may write to the directory: no link is followed that has a file's name or the one beside it, in a datastore
-//!   none at all, and nothing but a plain file is read.
+//! - After a crash at any moment the file has either its old content or the new content, never a part or a mixture. The
+//!   new bytes are durable under another name before they replace the file.
+//! - When [`replace`] returns, the new content is durable.
+//! - A program that reads a file to replace it first takes its [`Turn`], and only one daemon has that at a time. This
+//!   needs file locks, which NFS and all local file systems have.
+//! - Others may write to the directory. A link with a file's name or its temporary name is not followed, in a datastore
+//!   no link at all. Only plain files are read.
 //!
 //! # Picture
 //! ```text
@@ -26,12 +26,13 @@ use rustix::fs::{FlockOperation, OFlags, Stat, flock};
 use rustix::io::Errno;
 use tidegate_engine::beneath::{self, Folder};
 
-/// How long another may be at a file: much longer than a change takes, and soon enough for a person who waits.
+/// How long another program may change a file: much longer than a change takes, and short enough for a person who
+/// waits.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How often it is looked whether the other has done.
+/// How often the lock is tried again.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Where a file is: a directory that is trusted, and a path below it that others may have made.
+/// Where a file is: a trusted directory, and a path below it that others may have created.
 #[derive(Clone, Debug)]
 pub(crate) struct Location {
     trusted: PathBuf,
@@ -39,12 +40,13 @@ pub(crate) struct Location {
 }
 
 impl Location {
-    /// In a disk's directory, or a draft of one: what lies in the datastore is not trusted, that directory included.
+    /// In a disk's directory, or a draft of one. Content of the datastore is not trusted, and neither is that
+    /// directory.
     pub(crate) fn in_disk(path: &Path) -> Location {
         Location::split(path, 2)
     }
 
-    /// The last so many names of the path are not trusted.
+    /// The last `names` components of the path are not trusted.
     fn split(path: &Path, names: usize) -> Location {
         let trusted = path.ancestors().nth(names);
         let trusted = trusted.unwrap_or_else(|| Path::new("/"));
@@ -55,23 +57,23 @@ impl Location {
         }
     }
 
-    /// What is there, whatever it is, by no link.
+    /// The status of what is there, of any type. No link is followed.
     pub(crate) fn look(&self) -> io::Result<Stat> {
         Folder::named(&self.trusted)?.look(&self.below)
     }
 
-    /// Whether a plain file is there, by no link.
+    /// Whether a plain file is there. No link is followed.
     pub(crate) fn is_plain(&self) -> bool {
         self.look().is_ok_and(|stat| beneath::is_plain(&stat))
     }
 
-    /// Makes a new file there.
+    /// Creates a new file there.
     pub(crate) fn create_new(&self, mode: u32) -> io::Result<File> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
         Folder::named(&self.trusted)?.open(&self.below, flags, mode)
     }
 
-    /// Opens the file there to be written, and makes it if there is none.
+    /// Opens the file there for writing, and creates it if there is none.
     pub(crate) fn open_or_create(&self, mode: u32) -> io::Result<File> {
         let flags = OFlags::RDWR | OFlags::CREATE;
         Folder::named(&self.trusted)?.open(&self.below, flags, mode)
@@ -91,7 +93,7 @@ impl Location {
     }
 }
 
-/// In a directory of our own: all of the path but its last name is trusted.
+/// In a directory of our own: the whole path except its last component is trusted.
 impl From<&Path> for Location {
     fn from(path: &Path) -> Location {
         Location::split(path, 1)
@@ -104,7 +106,7 @@ impl From<&PathBuf> for Location {
     }
 }
 
-/// Which writing of a file was read: it is replaced as a whole, so that each writing has an inode of its own.
+/// The version of a file that was read. A file is replaced as a whole, so each version has its own inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     inode: (u64, u64),
@@ -113,8 +115,8 @@ pub(crate) struct Stamp {
 }
 
 impl Stamp {
-    /// That of a file as it is now. It is opened: on a network's file system that asks the server, and a mere look
-    /// at the name may not.
+    /// The version that a file has now. The file is opened, because on a network file system that asks the server. A
+    /// stat of the name may use cached attributes.
     pub(crate) fn of(path: &Path) -> Option<Stamp> {
         let opened = open(Location::in_disk(path), File::options().read(true));
         let told = opened.and_then(|file| file.metadata()).ok()?;
@@ -132,7 +134,7 @@ impl From<&Metadata> for Stamp {
     }
 }
 
-/// The right to read a file and to replace it by what follows from that, until dropped.
+/// The right to read a file and replace it, until dropped.
 #[derive(Debug)]
 pub(crate) struct Turn {
     _locked: File,
@@ -140,13 +142,13 @@ pub(crate) struct Turn {
 
 /// Waits for the right to change the file at that place.
 ///
-/// What is locked is the file that is to be replaced: who finds, when it has the lock, that another one stands at the
-/// path by now, waits for that one.
+/// The lock is on the file that will be replaced. If another file is at the path by the time the lock is granted, that
+/// file's lock is awaited instead.
 pub(crate) fn turn(at: impl Into<Location>) -> io::Result<Turn> {
     let at = at.into();
     let begun = Instant::now();
     loop {
-        // To be written, though nothing is: otherwise a file server grants no lock.
+        // Opened for writing, though nothing is written: otherwise a file server grants no lock.
         let file = open(at.clone(), File::options().read(true).write(true))?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
@@ -158,7 +160,7 @@ pub(crate) fn turn(at: impl Into<Location>) -> io::Result<Turn> {
                 let text = "another request, on this host or another, keeps changing it";
                 return Err(io::Error::new(io::ErrorKind::TimedOut, text));
             }
-            // There are no locks to be had here.
+            // This file system has no locks.
             Err(_) => return Ok(Turn { _locked: file }),
         }
         if is_at(&file, &at)? {
@@ -167,17 +169,17 @@ pub(crate) fn turn(at: impl Into<Location>) -> io::Result<Turn> {
     }
 }
 
-/// Whether the very file that is open is at that place.
+/// Whether the open file is the one at that place.
 pub(crate) fn is_at(file: &File, at: &Location) -> io::Result<bool> {
     let (open, there) = (file.metadata()?, at.look()?);
     Ok((open.dev(), open.ino()) == beneath::identity(&there))
 }
 
-/// Opens a plain file that is there, by no link. What else strangers may have put there is refused, and not waited for.
+/// Opens the plain file at that place. No link is followed. Anything else there is refused without waiting.
 pub(crate) fn open(at: impl Into<Location>, options: &mut OpenOptions) -> io::Result<File> {
     let at = at.into();
     let pinned = Folder::named(&at.trusted)?.pin(&at.below)?;
-    // Whatever has the name by now: this one was looked at.
+    // Another file may have the name by now: open the one that was checked.
     options.open(format!("/proc/self/fd/{}", pinned.as_raw_fd()))
 }
 
@@ -190,7 +192,7 @@ pub(crate) fn replace(at: impl Into<Location>, bytes: &[u8]) -> io::Result<()> {
     folder.sync()
 }
 
-/// The content of a file, of which no more than `most` bytes (and one, to show that there are more) are read.
+/// Reads the content of a file: at most `most` bytes, and one more to show that the file is longer.
 pub(crate) fn read(at: impl Into<Location>, most: usize) -> io::Result<Vec<u8>> {
     let file = open(at, File::options().read(true))?;
     let mut bytes = Vec::new();
@@ -199,14 +201,14 @@ pub(crate) fn read(at: impl Into<Location>, most: usize) -> io::Result<Vec<u8>> 
     Ok(bytes)
 }
 
-/// Makes durable which names a directory holds.
+/// Makes the names in a directory durable.
 pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
 fn write_durably(folder: &Folder, name: &OsString, bytes: &[u8]) -> io::Result<()> {
-    // What a crash may have left there is of no use to anybody. It goes, rather than being written over: it may be a link
-    // to something else, which a name that must be new does not follow either.
+    // A crash may have left something there, which is useless. It is removed, not overwritten: it may be a link to
+    // something else, and a name that must be new does not follow links.
     match folder.remove_file(name) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -217,7 +219,7 @@ fn write_durably(folder: &Folder, name: &OsString, bytes: &[u8]) -> io::Result<(
     file.sync_all()
 }
 
-/// The name that a file's next content has until it is complete.
+/// The name that a file's new content has until it is complete.
 fn beside(name: &OsString) -> OsString {
     let mut fresh = OsString::from(".");
     fresh.push(name);
@@ -245,7 +247,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("disk.toml");
         replace(&path, b"old").unwrap();
-        // As far as a crash may let it come: every prefix of the new content, under the new name.
+        // Every state that a crash may leave: each prefix of the new content, under the temporary name.
         for length in 0..=3 {
             let fresh = folder.path().join(".disk.toml.new");
             fs::write(fresh, &b"new"[..length]).unwrap();
@@ -331,7 +333,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("disk.toml");
         replace(&path, b"old").unwrap();
-        // A directory in the place of the new file fails for every user, the superuser too.
+        // A directory at the temporary name makes the write fail for every user, the superuser included.
         let fresh = folder.path().join(".disk.toml.new");
         fs::create_dir(&fresh).unwrap();
         assert!(replace(&path, b"new").is_err());

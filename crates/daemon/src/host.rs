@@ -1,6 +1,7 @@
-//! The engine as the daemon sees it: opened images, attached disks, I/O threads; and its errors as problems.
+//! The daemon's interface to the engine: opened images, attached disks, I/O threads, and engine errors as problems.
 //!
-//! Only this file knows the engine's calls, but for what `control` asks of a datastore's governor. What the plan decided goes in; nothing is decided here.
+//! Only this file calls the engine, except that `control` queries a datastore's governor. It carries out what the plan
+//! decided and decides nothing itself.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -31,7 +32,7 @@ use crate::config::plan::{DiskPlan, ImagePlan, NamedBy, ThreadsPlan};
 use crate::os_error::limits;
 use crate::os_error::{self, Outcome};
 
-/// The NBD protocol's words, as the engine has them.
+/// The NBD protocol types of the engine.
 pub(crate) mod nbd {
     pub(crate) use tidegate_engine::nbd::handshake::{
         BlockSizes, ExportInfo, Handshake, Negotiated, Refusal, Step, Tls,
@@ -39,21 +40,21 @@ pub(crate) mod nbd {
     pub(crate) use tidegate_engine::nbd::wire::Abilities;
 }
 
-/// How long a change of filters may wait for what is in flight: longer than any I/O of a datastore that works.
+/// How long a change of filters may wait for I/O in flight: longer than any I/O of a datastore that works.
 const CHANGING: Duration = Duration::from_secs(30);
 
-/// What the engine knows a disk by.
+/// The engine's identifier of a disk.
 pub(crate) type Key = DiskId;
 
 /// The I/O threads of this host.
 pub(crate) struct Host {
-    /// None once they were stopped.
+    /// None once they are stopped.
     engine: Mutex<Option<Engine>>,
     threads: u32,
     cpus: Vec<u32>,
 }
 
-/// An image that is open, locked, and not attached.
+/// An image that is open and locked, but not attached.
 pub(crate) struct Opened {
     image: OpenedImage,
     io: String,
@@ -65,26 +66,26 @@ pub(crate) struct Opened {
 pub(crate) struct Disk {
     disk: tidegate_engine::Disk,
     read_only: bool,
-    /// Bytes that its image had when it was opened.
+    /// Size of its image in bytes when it was opened.
     opened_size: u64,
-    /// What requests of NBD clients have to be multiples of.
+    /// NBD requests must be aligned to this many bytes.
     unit: u32,
-    /// What its size has to be a multiple of while it is attached.
+    /// Its size must be a multiple of this while it is attached.
     size_unit: u64,
     thread: u32,
     io: String,
     upstream: Option<Arc<upstream::Counts>>,
-    /// Its lease, if it can be lost.
+    /// The watch of its lease, if the lease can be lost.
     watch: Option<Watch>,
 }
 
-/// How a disk's lease stands.
+/// State of a disk's lease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum LeaseState {
-    /// This host has it, or a lock is all that it needs.
+    /// This host has the lease, or the disk needs only a lock.
     #[default]
     Held,
-    /// It was not renewed in time: all I/O waits until it is clear that no other host has taken the disk.
+    /// The lease was not renewed in time. All I/O waits until it is clear that no other host has taken the disk.
     Waits,
     /// Another host has it.
     Lost,
@@ -104,7 +105,7 @@ pub(crate) struct Thread {
     pub(crate) disks: Vec<(Key, Counted)>,
 }
 
-/// What a disk's topmost `stats` filter has counted, if it has one, and when it was read.
+/// Counters of a disk's topmost `stats` filter, if it has one, and when they were read.
 pub(crate) struct Counted {
     pub(crate) now: Time,
     pub(crate) stats: Option<Box<StatsReport>>,
@@ -128,17 +129,17 @@ impl Host {
         })
     }
 
-    /// How many I/O threads there are.
+    /// Number of I/O threads.
     pub(crate) fn thread_count(&self) -> u32 {
         self.threads
     }
 
-    /// Begins to control a datastore.
+    /// Starts the governor of a datastore.
     pub(crate) fn control(&self, settings: control::Settings) -> Outcome<Control> {
         self.with(|engine| engine.control(settings).map_err(|e| problem(&e)))
     }
 
-    /// Sets what a group's disks may do together.
+    /// Sets the shared limits of a group of disks.
     pub(crate) fn set_group(&self, group: GroupId, policy: &GroupPolicy) -> Outcome<()> {
         self.with(|engine| engine.set_group(group, policy).map_err(|e| problem(&e)))
     }
@@ -189,7 +190,7 @@ impl Host {
         })
     }
 
-    /// Asks every I/O thread for its counters. They take their time for it, during which others may use the engine.
+    /// Reads the counters of every I/O thread. While they answer, other callers may use the engine.
     pub(crate) fn threads(&self) -> Outcome<Vec<Thread>> {
         let asked = self.with(|engine| engine.ask_threads().map_err(|e| unasked(&e)))?;
         let reports = asked.wait().map_err(|e| unasked(&e))?;
@@ -211,13 +212,13 @@ impl Host {
         Ok(reports.into_iter().enumerate().map(tell).collect())
     }
 
-    /// Asks every I/O thread for its sums only, in the order of their numbers.
+    /// Reads only the totals of every I/O thread, in the order of thread numbers.
     pub(crate) fn pulses(&self) -> Outcome<Vec<tidegate_engine::ThreadPulse>> {
         let asked = self.with(|engine| engine.ask_pulses().map_err(|e| unasked(&e)))?;
         asked.wait().map_err(|e| unasked(&e))
     }
 
-    /// Ends the I/O threads; disks that are still attached are dropped as they are.
+    /// Stops the I/O threads. Disks that are still attached are dropped without being detached.
     pub(crate) fn stop(&self) {
         let engine = self
             .engine
@@ -241,7 +242,7 @@ impl Host {
     }
 }
 
-/// What to do about a disk whose image has only so many bytes: a disk has whole blocks, and one at least.
+/// The remedy for a disk whose image is cut short: a disk has whole blocks, and at least one.
 pub(crate) fn mend_cut(disk: &str, has: u64, block_size: u32) -> String {
     let block = u64::from(block_size.max(1));
     match has - has % block {
@@ -258,7 +259,7 @@ pub(crate) fn open(plan: &ImagePlan, read_only: bool) -> Outcome<Opened> {
     open_within(plan, read_only, dir::Options::default().patience)
 }
 
-/// The same. If somebody else has the image, it reports once in the log that it waits, and for what.
+/// Like `open`. If another program has the image, this logs once that it waits, and for what.
 pub(crate) fn open_reporting(plan: &ImagePlan, read_only: bool) -> Outcome<Opened> {
     match open_within(plan, read_only, Duration::ZERO) {
         Err(problem) if problem.code == ProblemCode::Locked => {
@@ -343,7 +344,7 @@ fn open_within(plan: &ImagePlan, read_only: bool, patience: Duration) -> Outcome
 }
 
 impl Opened {
-    /// The same under a lease, if it has one, which goes back when the image is closed.
+    /// Adds a lease, if there is one. It is released when the image is closed.
     pub(crate) fn under(self, lease: Option<Lease>) -> Opened {
         let watch = lease.as_ref().and_then(Lease::watch);
         let image = match lease {
@@ -357,12 +358,12 @@ impl Opened {
         }
     }
 
-    /// Bytes of the image.
+    /// Size of the image in bytes.
     pub(crate) fn size(&self) -> u64 {
         self.image.info.size
     }
 
-    /// What its requests have to be multiples of: an upstream takes no others, and whatever else there is takes any.
+    /// Alignment that its requests need: an upstream sets its own, anything else accepts any.
     fn unit(&self) -> u32 {
         match self.upstream {
             Some(_) => self.image.info.block_size,
@@ -370,7 +371,7 @@ impl Opened {
         }
     }
 
-    /// What the disk's size has to be a multiple of: an image that is written directly is, to its end.
+    /// The unit of the disk's size: an image written with direct I/O must be aligned to its end.
     fn size_unit(&self) -> u64 {
         match self.image.info.buffered {
             true => 1,
@@ -380,7 +381,7 @@ impl Opened {
 }
 
 impl Disk {
-    /// What the engine knows it by.
+    /// The engine's identifier of the disk.
     pub(crate) fn key(&self) -> Key {
         self.disk.id()
     }
@@ -390,42 +391,42 @@ impl Disk {
         self.thread
     }
 
-    /// Bytes that its image had when it was opened.
+    /// Size of its image in bytes when it was opened.
     pub(crate) fn opened_size(&self) -> u64 {
         self.opened_size
     }
 
-    /// What its size has to be a multiple of while it is attached, in bytes.
+    /// Its size must be a multiple of this many bytes while it is attached.
     pub(crate) fn size_unit(&self) -> u64 {
         self.size_unit
     }
 
-    /// Bytes that its guests are told.
+    /// Size in bytes that guests see.
     pub(crate) fn size(&self) -> u64 {
         self.disk.size()
     }
 
-    /// How its image is opened, in words.
+    /// Describes how its image is opened.
     pub(crate) fn io(&self) -> &str {
         &self.io
     }
 
-    /// Whether nobody can write to it.
+    /// Whether it rejects all writes.
     pub(crate) fn is_read_only(&self) -> bool {
         self.read_only
     }
 
-    /// Why it is not written to any more, if another host may have it.
+    /// Why it is no longer written to, if another host may have it.
     pub(crate) fn lost(&self) -> Option<&str> {
         self.watch.as_ref()?.lost()
     }
 
-    /// The worst that has befallen its image, if anything has.
+    /// The worst failure of its image so far, if any.
     pub(crate) fn harm(&self) -> Option<Harm> {
         self.disk.harm()
     }
 
-    /// How its lease stands.
+    /// State of its lease.
     pub(crate) fn claim(&self) -> LeaseState {
         match &self.watch {
             Some(watch) if watch.lost().is_some() => LeaseState::Lost,
@@ -434,7 +435,7 @@ impl Disk {
         }
     }
 
-    /// All that its topmost `stats` filter has counted, if it has one.
+    /// All counters of its topmost `stats` filter, if it has one.
     pub(crate) fn counted(&self) -> Outcome<Counted> {
         let reading = self.disk.read();
         reading
@@ -442,7 +443,7 @@ impl Disk {
             .map_err(|e| problem(&e).within(format!("cannot query disk {}", self.disk.name())))
     }
 
-    /// What its guests' rings got wrong.
+    /// Counts of errors in its guests' rings.
     pub(crate) fn rings(&self) -> RingCounts {
         let report = self.disk.device_report();
         RingCounts {
@@ -451,7 +452,7 @@ impl Disk {
         }
     }
 
-    /// The last of it, newest first.
+    /// The last ring faults, newest first.
     pub(crate) fn ring_faults(&self) -> Vec<RingFault> {
         let now = clock::now();
         let faults = self.disk.ring_faults().into_iter();
@@ -465,7 +466,7 @@ impl Disk {
             .collect()
     }
 
-    /// How its upstream holds, if it has one.
+    /// State of its upstream connection, if it has one.
     pub(crate) fn upstream(&self) -> Option<UpstreamCounts> {
         let counts = self.upstream.as_ref()?;
         Some(UpstreamCounts {
@@ -477,7 +478,7 @@ impl Disk {
         })
     }
 
-    /// What NBD clients are told of it.
+    /// The export information that NBD clients receive.
     pub(crate) fn export_info(&self, name: &str) -> nbd::ExportInfo {
         use nbd::Abilities;
         let common = [
@@ -513,7 +514,7 @@ impl Disk {
         }
     }
 
-    /// Hands an NBD client over whose handshake is done; `presence` lasts as long as it is connected.
+    /// Passes an NBD client to the engine after its handshake. `presence` lasts as long as the client is connected.
     pub(crate) fn serve_nbd(
         &self,
         socket: OwnedFd,
@@ -526,8 +527,8 @@ impl Disk {
         served.map_err(|e| problem(&e).within(format!("cannot serve disk {}", self.disk.name())))
     }
 
-    /// Speaks vhost-user with a virtual machine, on a thread of its own; `presence` lasts as long as it is connected.
-    /// `refused` is called there if the disk does not take it.
+    /// Speaks vhost-user with a virtual machine, on a separate thread. `presence` lasts as long as it is connected.
+    /// `refused` is called on that thread if the disk rejects it.
     pub(crate) fn serve_vhost(
         &self,
         socket: UnixStream,
@@ -549,11 +550,12 @@ impl Disk {
             .map_err(|e| os_error::io(format!("cannot serve a virtual machine on disk {name}"), &e))
     }
 
-    /// Puts other filters in place, without an I/O lost.
+    /// Replaces the filters without losing an I/O.
     pub(crate) fn restack(&self, filters: &Stack) -> Outcome<()> {
         let name = self.disk.name();
         match self.disk.restack(filters, CHANGING) {
-            // The order stands: what is in flight has only to end first. The disk's settings must say what will be.
+            // The change is accepted and needs only the I/O in flight to end. The disk's settings must describe the new
+            // filters.
             Err(error) if error.kind() == Kind::TimedOut => {
                 tracing::warn!(disk = name, %error, "the new filters take effect when the I/O in flight has ended");
                 Ok(())
@@ -564,7 +566,7 @@ impl Disk {
         }
     }
 
-    /// What it may and shall get of its datastore from now on.
+    /// Sets its limits, reservation and shares on its datastore.
     pub(crate) fn set_policy(&self, policy: &Policy) -> Outcome<()> {
         let set = self.disk.set_policy(policy);
         set.map_err(|e| {
@@ -575,13 +577,13 @@ impl Disk {
         })
     }
 
-    /// Gives it another size, which guests are told.
+    /// Changes its size and notifies the guests.
     pub(crate) fn resize(&self, size: u64) -> Outcome<()> {
         let resized = self.disk.resize(size);
         resized.map_err(|e| problem(&e).within(format!("cannot resize disk {}", self.disk.name())))
     }
 
-    /// Ends what is in flight, flushes, and lets the image go. Without `at_most` it waits for as long as that takes.
+    /// Waits for the I/O in flight, flushes, and closes the image. Without `at_most` there is no time limit.
     pub(crate) fn detach(&self, at_most: Option<Duration>) -> Outcome<()> {
         let detached = match at_most {
             Some(at_most) => self.disk.detach(at_most),
@@ -592,7 +594,7 @@ impl Disk {
 }
 
 impl Counted {
-    /// What the topmost `stats` filter of a disk has counted: it sees what the guest sees.
+    /// The counters of a disk's topmost `stats` filter, which sees the same I/O as the guest.
     fn of(reading: DiskReading) -> Counted {
         let mut filters = reading.report.filters.into_iter();
         let stats = filters.find_map(|(_, _, report)| match report {
@@ -612,7 +614,7 @@ fn span(duration: Duration) -> Span {
     Span::from_nanos(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// An error of the engine as a problem: its own words, its first cause kept.
+/// Converts an engine error to a problem, with its own text and its first cause.
 pub(crate) fn problem(error: &tidegate_engine::Error) -> Problem {
     if let Some(remedy) = limits::remedy(error) {
         return Problem::of(ProblemCode::Exhausted, error).remedy(remedy);
@@ -638,21 +640,21 @@ pub(crate) fn problem(error: &tidegate_engine::Error) -> Problem {
     }
 }
 
-/// What to do about an error of the engine by what the system said, or, where it said nothing, by this kind.
+/// The remedy for an engine error, chosen by its operating system error, or by `otherwise` if it has none.
 fn by_cause(error: &tidegate_engine::Error, otherwise: io::ErrorKind) -> String {
     let source = std::error::Error::source(error);
     let cause = source.and_then(|cause| cause.downcast_ref::<io::Error>());
     os_error::remedy(cause.map_or(otherwise, io::Error::kind))
 }
 
-/// Whether the system said that a file system, or a device, can only be read.
+/// Whether the operating system reported a read-only file system or device.
 fn is_read_only(error: &tidegate_engine::Error) -> bool {
     let source = std::error::Error::source(error);
     let cause = source.and_then(|cause| cause.downcast_ref::<std::io::Error>());
     cause.is_some_and(|cause| cause.kind() == std::io::ErrorKind::ReadOnlyFilesystem)
 }
 
-/// Why a device could not be opened: what is busy then may be anything on this host.
+/// Why a device could not be opened. If it is busy, anything on this host may use it.
 fn untaken(error: &tidegate_engine::Error, device: &Path) -> Problem {
     let problem = unopened(error);
     match problem.code {
@@ -664,7 +666,7 @@ fn untaken(error: &tidegate_engine::Error, device: &Path) -> Problem {
     }
 }
 
-/// Why the I/O threads could not be started.
+/// Why the I/O threads could not start.
 fn unstarted(error: &tidegate_engine::Error, threads: usize) -> Problem {
     if let Some(remedy) = limits::locked_memory(error, threads) {
         let what = format!("cannot start {threads} I/O threads");
@@ -675,7 +677,7 @@ fn unstarted(error: &tidegate_engine::Error, threads: usize) -> Problem {
     }
     let problem = problem(error);
     match error.kind() {
-        // Only a CPU is asked for by name.
+        // Only a CPU is requested by name.
         Kind::Invalid => problem.remedy(
             "name CPUs of those (io.cpus in the configuration, --cpu of serve-one), or leave it out",
         ),
@@ -689,7 +691,7 @@ fn unstarted(error: &tidegate_engine::Error, threads: usize) -> Problem {
     }
 }
 
-/// Why an image could not be opened: what is busy then is its lock.
+/// Why an upstream's export could not be opened. A wrong host or export name has its own remedy.
 fn upstream_unopened(error: &tidegate_engine::Error, uri: &str) -> Problem {
     let problem = unopened(error);
     let mut text = error.to_string();

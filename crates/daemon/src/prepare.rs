@@ -1,11 +1,11 @@
-//! Everything of a configuration that can be refused before the daemon serves: made for `serve`, and for `check-config`.
+//! Checks and opens everything that a configuration names before the daemon serves, for `serve` and for `check-config`.
 //!
-//! [`prepare`] reads the configuration, plans it, and opens every file that it names; [`check_config`] also tries what
-//! `serve` does next, and leaves no trace of it. Nothing listens and nothing is written here.
+//! [`prepare`] reads the configuration, plans it, and opens every file that it names. [`check_config`] also tries the
+//! next steps of `serve` and undoes them. Nothing listens and nothing is written here.
 //!
 //! # Always true
-//! - `serve` starts with what [`prepare`] made, so nothing that it names is refused later for what it is.
-//! - What the daemon that serves this root has open already is not held against a configuration: it makes way first.
+//! - `serve` starts with the result of [`prepare`], so nothing in the configuration is refused later for what it is.
+//! - What the running daemon of this root has open does not make a configuration fail: that daemon exits first.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -35,22 +35,22 @@ use crate::store::Store;
 /// The longest configuration that is read.
 const LONGEST_CONFIG: u64 = 1 << 20;
 
-/// How a daemon is started.
+/// Options for starting a daemon.
 #[derive(Clone, Debug, Default)]
 pub struct ServeOptions {
-    /// The root directory; none: `TIDEGATE_ROOT`, or the usual one.
+    /// The root directory; if none, `TIDEGATE_ROOT` or the default one.
     pub root: Option<PathBuf>,
-    /// The socket of the REST interface; none: as configured.
+    /// The socket of the REST interface; if none, the configured one.
     pub api_socket: Option<PathBuf>,
-    /// The configuration file; none: the root's, if it is there.
+    /// The configuration file; if none, the root's file if it exists.
     pub config: Option<PathBuf>,
-    /// I/O threads; none: as configured.
+    /// Number of I/O threads; if none, the configured number.
     pub threads: Option<u16>,
-    /// TCP addresses for NBD clients, besides the configured ones.
+    /// TCP addresses for NBD clients, in addition to the configured ones.
     pub nbd_tcp: Vec<NbdTcp>,
 }
 
-/// What a daemon starts with.
+/// Everything a daemon starts with.
 pub(crate) struct Prepared {
     pub(crate) root: Root,
     pub(crate) plan: Plan,
@@ -58,16 +58,16 @@ pub(crate) struct Prepared {
     pub(crate) from: Option<PathBuf>,
     pub(crate) filter: EnvFilter,
     pub(crate) tcp: Vec<TcpEndpoint>,
-    /// Whom the dashboard lets in, if it has an address.
+    /// The dashboard's access rules, if it has an address.
     pub(crate) dashboard: Option<Outcome<Access>>,
 }
 
-/// A TCP address for NBD clients, with all that it takes to serve there.
+/// A TCP address for NBD clients, with everything needed to serve there.
 pub(crate) struct TcpEndpoint {
     pub(crate) address: SocketAddr,
     pub(crate) security: EndpointSecurity,
     pub(crate) kind: NbdSecurity,
-    /// Of its certificate.
+    /// Validity period of its certificate.
     pub(crate) validity: Option<Validity>,
 }
 
@@ -97,10 +97,10 @@ pub(crate) fn prepare(options: &ServeOptions) -> anyhow::Result<Prepared> {
     })
 }
 
-/// Finds what `serve` would refuse, without serving. Answers with the configuration that was read.
+/// Finds what `serve` would refuse, without serving. Returns the path of the configuration that was read.
 ///
 /// # Errors
-/// Those of `serve`, before it serves.
+/// The errors that `serve` has before it serves.
 pub fn check_config(options: &ServeOptions) -> anyhow::Result<Option<PathBuf>> {
     let Prepared {
         root, plan, from, ..
@@ -109,7 +109,7 @@ pub fn check_config(options: &ServeOptions) -> anyhow::Result<Option<PathBuf>> {
     Ok(from)
 }
 
-/// What `serve` does next, undone at once.
+/// Tries the next steps of `serve` and undoes them at once.
 fn try_out(root: &Root, plan: &Plan) -> Outcome<()> {
     root.check()?;
     Store::check(root.state())?;
@@ -124,7 +124,7 @@ fn try_out(root: &Root, plan: &Plan) -> Outcome<()> {
         sockets::check_tcp(tcp.address, serving)?;
     }
     match &plan.dashboard {
-        // It takes another port, or does without.
+        // It uses another port, or runs without a dashboard.
         None => Ok(()),
         Some(dashboard) if dashboard.any_port => Ok(()),
         Some(dashboard) => sockets::check_tcp(dashboard.address, serving)
@@ -156,7 +156,8 @@ fn tcp_endpoints(plan: &Plan) -> Outcome<Vec<TcpEndpoint>> {
     plan.nbd.tcp.iter().map(open).collect()
 }
 
-/// Whom the dashboard lets in. Where nobody asked for it, a host without it serves all the same.
+/// The dashboard's access rules. If the dashboard was not configured explicitly, a host that cannot have it still
+/// serves.
 fn dashboard(plan: &Plan) -> Outcome<Option<Outcome<Access>>> {
     match &plan.dashboard {
         None => Ok(None),
@@ -165,7 +166,7 @@ fn dashboard(plan: &Plan) -> Outcome<Option<Outcome<Access>>> {
     }
 }
 
-/// Refuses a configuration that names one socket twice: the second would find the first in its place.
+/// Refuses a configuration that names one socket twice: the second bind would fail.
 fn must_differ(plan: &Plan) -> Outcome<()> {
     let api = std::iter::once((&plan.api.socket, "api.socket"));
     let nbd = plan.nbd.sockets.iter().map(|path| (path, "nbd.sockets"));
@@ -213,7 +214,7 @@ fn twice<T>(
     Ok(())
 }
 
-/// A socket's path without links and detours, as far as its directory is there.
+/// A socket's path with links and `..` resolved, if its directory exists.
 fn real(path: &Path) -> PathBuf {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
         return path.to_owned();
@@ -222,7 +223,7 @@ fn real(path: &Path) -> PathBuf {
     folder.join(name)
 }
 
-/// Whether nobody can listen on both. An unspecified address stands for all; that of IPv6 for those of IPv4 as well.
+/// Whether two listeners conflict. An unspecified address covers all addresses; the IPv6 one covers IPv4 as well.
 fn overlap(one: &SocketAddr, other: &SocketAddr) -> bool {
     if one.port() != other.port() || one.port() == 0 {
         return false;
@@ -258,7 +259,7 @@ fn read_config(root: &Root, options: &ServeOptions) -> Outcome<(Config, Option<P
             })?;
             (config, Some(path))
         }
-        // Without a root there is none of its own; whether there can be a root is seen later.
+        // Without a root there is no configuration in it; whether a root can be created is checked later.
         Err(error)
             if !must_exist
                 && matches!(
@@ -286,7 +287,7 @@ fn read_config(root: &Root, options: &ServeOptions) -> Outcome<(Config, Option<P
     Ok((config, from))
 }
 
-/// What to do about a configuration that cannot be read: of the wrong type or form in most cases.
+/// The remedy for a configuration that cannot be read: in most cases a value has the wrong type or form.
 fn unread(error: &ConfigError, text: &str) -> String {
     let ConfigError::Syntax(error) = error else {
         return "use the version of tidegate that it was written for".to_owned();
@@ -317,7 +318,8 @@ fn unread(error: &ConfigError, text: &str) -> String {
     }
 }
 
-/// The text of a configuration file. A pipe is not waited for, and no more is read than a configuration can be long.
+/// Reads the text of a configuration file. It does not wait for a pipe, and reads no more than the longest
+/// configuration.
 pub fn read_config_file(path: &Path) -> io::Result<String> {
     let nonblock = OFlags::NONBLOCK.bits().cast_signed();
     let file = File::options()

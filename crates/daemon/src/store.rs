@@ -1,22 +1,23 @@
-//! The stored state: datastores, disks, and the disks to attach.
+//! Stored state: datastores, disks, and the disks to attach at start.
 //!
-//! The disk_service asks and orders; nothing here knows what is attached, nor opens an image for I/O. All of it blocks.
+//! The disk_service calls this. Nothing here knows which disks are attached, and nothing opens an image for I/O. All
+//! calls block.
 //!
 //! # Always true
-//! - Nothing is cached: what is on disk is what is so, also when somebody else wrote it.
-//! - A disk exists from the moment its directory has its name until the moment it loses it; both are one rename.
+//! - Nothing is cached: the files are authoritative, also when another program wrote them.
+//! - A disk exists while its directory has its name. One rename creates it and one rename deletes it.
 //!
 //! # Picture
 //! ```text
 //! STATE/datastores/NAME.toml        one record each
 //! STATE/attached.toml               the disks to attach at start
-//! STATE/groups.toml                 what groups of disks may do together
+//! STATE/groups.toml                 shared limits of groups of disks
 //! STATE/jobs.toml                   imports and exports that run (`jobs.rs` writes it)
 //! STATE/agreed.toml                 paths outside datastores that disks may use here
-//! STATE/homes/NAME.toml             the file system that a datastore of kind `dir` lies on
-//! STATE/disks/DATASTORE/NAME/       disk.toml of disks on datastores that keep no files
+//! STATE/homes/NAME.toml             the file system of a datastore of kind `dir`
+//! STATE/disks/DATASTORE/NAME/       disk.toml of disks on datastores without files
 //! PATH/NAME/disk.toml, image        disks on a datastore of kind `dir`
-//! PATH/.creating-NAME-UUID, .deleting-NAME   between one state and another; swept away at the next occasion
+//! PATH/.creating-NAME-UUID, .deleting-NAME   transient; removed by the next sweep
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,13 +48,13 @@ pub(crate) use home::{COMMON, mark_file, mark_of};
 /// The largest state file that is read.
 const MAX_STATE_BYTES: usize = 1 << 20;
 
-/// What is remembered, and where.
+/// The stored state, by its directory.
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
     state: PathBuf,
 }
 
-/// A thing that is there by its name, or why it cannot be understood.
+/// Named items, each either read or with the reason why it cannot be read.
 pub(crate) type Listed<T> = BTreeMap<Name, Outcome<T>>;
 
 /// The disks to attach at start.
@@ -63,15 +64,15 @@ struct Attached {
     version: u32,
     #[serde(default)]
     disks: BTreeMap<Name, Name>,
-    /// Those that nobody may write to, whatever their settings say.
+    /// Disks attached read-only, regardless of their settings.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     read_only: BTreeSet<Name>,
 }
 
-/// Paths outside of datastores that an administrator of this host has agreed to: of each datastore, those of each disk.
+/// Paths outside datastores that this host's administrator allowed, by datastore and disk.
 pub(crate) type AgreedPaths = BTreeMap<Name, BTreeMap<Name, BTreeSet<PathBuf>>>;
 
-/// The same as it is written.
+/// The allowed paths as they are stored.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Agreed {
@@ -91,7 +92,7 @@ impl Store {
         Ok(Store { state })
     }
 
-    /// Whether what is remembered in a root's state directory can be read, where the daemon cannot start without it.
+    /// Fails if the daemon cannot start because its stored state cannot be read.
     pub(crate) fn check(state: PathBuf) -> Outcome<()> {
         let store = Store { state };
         store.attached().map(drop)
@@ -119,7 +120,7 @@ impl Store {
         Ok(self.record(name)?.settings)
     }
 
-    /// All that is remembered of a datastore.
+    /// The whole stored record of a datastore.
     pub(crate) fn record(&self, name: &Name) -> Outcome<DatastoreRecord> {
         let path = self.datastore_file(name);
         let bytes = files::read(&path, MAX_STATE_BYTES).map_err(|e| match e.kind() {
@@ -137,16 +138,16 @@ impl Store {
         Ok(record)
     }
 
-    /// The same, to be changed: nobody else changes it while the turn lives.
+    /// The record for a change: no other program changes it while the turn lives.
     pub(crate) fn record_to_change(&self, name: &Name) -> Outcome<(DatastoreRecord, files::Turn)> {
-        // What is wrong with a datastore that is not there, or cannot be read, reading it tells best.
+        // If the datastore is missing or unreadable, reading it gives the best error.
         self.record(name)?;
         let turn = files::turn(&self.datastore_file(name))
             .map_err(|e| os_error::io(format!("cannot change datastore {name}"), &e))?;
         Ok((self.record(name)?, turn))
     }
 
-    /// Remembers how a datastore is controlled.
+    /// Stores the I/O control settings of a datastore.
     pub(crate) fn set_io_control(&self, name: &Name, io_control: IoControl) -> Outcome<()> {
         let record = DatastoreRecord {
             io_control,
@@ -161,7 +162,7 @@ impl Store {
             .map_err(|e| os_error::io(format!("cannot store the record of datastore {name}"), &e))
     }
 
-    /// What groups of disks may do together.
+    /// The shared limits of all groups of disks.
     pub(crate) fn groups(&self) -> Outcome<BTreeMap<Name, GroupLimits>> {
         let path = self.state.join("groups.toml");
         let bytes = match files::read(&path, MAX_STATE_BYTES) {
@@ -176,7 +177,7 @@ impl Store {
         Ok(record.groups)
     }
 
-    /// Remembers what groups of disks may do together.
+    /// Stores the shared limits of all groups of disks.
     pub(crate) fn set_groups(&self, groups: &BTreeMap<Name, GroupLimits>) -> Outcome<()> {
         let record = GroupsRecord {
             groups: groups.clone(),
@@ -188,7 +189,7 @@ impl Store {
             .map_err(|e| os_error::io("cannot store the groups of disks", &e))
     }
 
-    /// Remembers a new datastore.
+    /// Stores a new datastore.
     pub(crate) fn add_datastore(&self, name: &Name, settings: DatastoreSettings) -> Outcome<()> {
         self.must_be_new_datastore(name)?;
         let memory = home::Memory::of(&self.state, name);
@@ -205,7 +206,7 @@ impl Store {
         self.write_record(name, &record)
     }
 
-    /// Fails if there is a datastore of that name, readable or not.
+    /// Fails if a datastore of that name exists, readable or not.
     pub(crate) fn must_be_new_datastore(&self, name: &Name) -> Outcome<()> {
         if !self.datastore_file(name).exists() {
             return Ok(());
@@ -222,7 +223,7 @@ impl Store {
             )))
     }
 
-    /// Fails unless a datastore lies on the file system that it was added on.
+    /// Fails unless a datastore is on the file system on which it was added.
     pub(crate) fn must_be_mounted(
         &self,
         datastore: &Name,
@@ -235,7 +236,7 @@ impl Store {
         if let Some(known) = memory.read()? {
             return memory.check(&known, datastore, path);
         }
-        // An earlier version has added it, which remembered nothing.
+        // An earlier version added it, and stored no file system identity.
         let unmounted = |why: String| {
             let remedy = format!("mount the file system that belongs at {}", path.display());
             home::not_mounted(datastore, why, remedy)
@@ -254,7 +255,7 @@ impl Store {
         }
     }
 
-    /// Forgets a datastore. What lies on it stays.
+    /// Removes the record of a datastore. Its content stays.
     pub(crate) fn remove_datastore(&self, name: &Name) -> Outcome<()> {
         let path = self.datastore_file(name);
         fs::remove_file(&path)
@@ -263,12 +264,12 @@ impl Store {
             .map_err(|e| os_error::io(format!("cannot remove the record of datastore {name}"), &e))
     }
 
-    /// The disks to attach at start, and the datastores that they lie on.
+    /// The disks to attach at start, with their datastores.
     pub(crate) fn attached(&self) -> Outcome<BTreeMap<Name, Name>> {
         Ok(self.read_attached()?.disks)
     }
 
-    /// Those of them that nobody may write to, whatever their settings say.
+    /// The disks to attach read-only, regardless of their settings.
     pub(crate) fn attached_read_only(&self) -> Outcome<BTreeSet<Name>> {
         Ok(self.read_attached()?.read_only)
     }
@@ -297,7 +298,7 @@ impl Store {
         Ok(attached)
     }
 
-    /// Remembers which disks to attach at start.
+    /// Stores which disks to attach at start.
     pub(crate) fn set_attached(&self, disks: BTreeMap<Name, Name>) -> Outcome<()> {
         let mut read_only = self.attached_read_only()?;
         read_only.retain(|name| disks.contains_key(name));
@@ -308,7 +309,7 @@ impl Store {
         })
     }
 
-    /// Remembers of one of them whether nobody may write to it, whatever its settings say.
+    /// Stores whether to attach one of them read-only, regardless of its settings.
     pub(crate) fn set_attached_read_only(&self, name: &Name, only_read: bool) -> Outcome<()> {
         let mut attached = self.read_attached()?;
         let changed = match only_read {
@@ -327,7 +328,7 @@ impl Store {
             .map_err(|e| os_error::io("cannot store which disks are attached", &e))
     }
 
-    /// The paths outside of datastores that disks may use on this host.
+    /// The paths outside datastores that disks may use on this host.
     pub(crate) fn agreed(&self) -> Outcome<AgreedPaths> {
         let path = self.agreed_file();
         let bytes = match files::read(&path, MAX_STATE_BYTES) {
@@ -347,7 +348,7 @@ impl Store {
         Ok(agreed.paths)
     }
 
-    /// Remembers which paths outside of datastores disks may use on this host.
+    /// Stores which paths outside datastores disks may use on this host.
     pub(crate) fn set_agreed(&self, paths: AgreedPaths) -> Outcome<()> {
         let agreed = Agreed { version: 1, paths };
         let what = "cannot store which paths were accepted";
@@ -371,7 +372,7 @@ impl Store {
         self.state.join("datastores").join(format!("{name}.toml"))
     }
 
-    /// The directory that holds the directories of a datastore's disks.
+    /// The directory that contains the directories of a datastore's disks.
     fn disks_folder(&self, datastore: &Name, settings: &DatastoreSettings) -> PathBuf {
         match settings {
             DatastoreSettings::Dir { path, .. } => path.clone(),

@@ -1,7 +1,7 @@
-//! Attached disks, as those see them who only want to use them: listeners, statistics, metrics.
+//! Attached disks as their users see them: listeners, statistics and metrics.
 //!
-//! The disk_service puts disks in and takes them out; everybody else looks them up by name. A disk that was taken out lives
-//! on until the last who holds it lets go, but serves nobody new.
+//! The disk_service attaches and detaches disks; all other code finds them by name. A detached disk lives until its
+//! last user drops it, but serves no new clients.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -48,26 +48,26 @@ pub(crate) struct Attached {
     settling: Mutex<()>,
 }
 
-/// What was said of a disk, as far as it holds now. A disk that is served without a root has none.
+/// The settings and state of a disk now. A disk that is served without a root has none.
 pub(crate) struct Standing {
-    /// Its descriptor, and where it lies.
+    /// Its descriptor, and the path of that.
     pub(crate) descriptor: Descriptor,
     pub(crate) path: PathBuf,
-    /// Which writing of it was read last.
+    /// The version of the descriptor that was read last.
     pub(crate) stamp: Option<Stamp>,
-    /// What became of its reservation.
+    /// The admission result of its reservation.
     pub(crate) admission: Option<Admission>,
     /// The image that it has open, if that is a file or a device.
     pub(crate) image: Option<Identity>,
-    /// What has become of that at its path.
+    /// The fault at its image's path, if there is one.
     pub(crate) astray: Option<Astray>,
-    /// Its datastore, until it is detached.
+    /// Marks its datastore as in use until the disk is detached.
     pub(crate) in_use: Option<InUse>,
-    /// Its export, if its datastore is an NBD server, until then.
+    /// Marks its export as in use until then, if its datastore is an NBD server.
     pub(crate) export: Option<ExportInUse>,
 }
 
-/// What has become of the path of an image that is open.
+/// Fault at the path of an open image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Astray {
     /// Nothing is there.
@@ -78,18 +78,18 @@ pub(crate) enum Astray {
     Unmounted,
 }
 
-/// Who is connected to a disk.
+/// The clients that are connected to a disk.
 #[derive(Default)]
 struct Clients {
     last: u64,
     connected: BTreeMap<u64, (ClientKind, String, Instant)>,
 }
 
-/// A client's place in the list, until dropped.
+/// A client's entry in the list, until dropped.
 pub(crate) struct Presence {
     clients: Arc<Mutex<Clients>>,
     number: u64,
-    /// An NBD client's seat among those that the plan allows, or a part in it.
+    /// An NBD client's connection slot within the configured limit, or a share of one.
     _seat: Option<Box<dyn Send>>,
 }
 
@@ -100,7 +100,7 @@ impl Drop for Presence {
 }
 
 impl Attached {
-    /// A disk that was attached just now.
+    /// A disk that was just attached.
     pub(crate) fn new(name: Name, datastore: Name, disk: host::Disk) -> Arc<Attached> {
         Arc::new(Attached {
             name,
@@ -114,27 +114,28 @@ impl Attached {
         })
     }
 
-    /// Keeps everybody else from changing, while it is held, what was said of the disk and what holds.
+    /// Locks the disk's settings: until the guard is dropped, no other thread changes them or puts a change into
+    /// effect.
     pub(crate) fn settling(&self) -> MutexGuard<'_, ()> {
         locked(&self.settling)
     }
 
-    /// Notes what was said of it.
+    /// Sets its settings and state.
     pub(crate) fn stand(&self, standing: Standing) {
         *locked(&self.standing) = Some(standing);
     }
 
-    /// The descriptor that holds now.
+    /// Its current descriptor.
     pub(crate) fn descriptor(&self) -> Option<Descriptor> {
         self.standing(|standing| standing.descriptor.clone())
     }
 
-    /// Its policy that holds now.
+    /// Its current policy.
     pub(crate) fn policy(&self) -> Option<PolicyText> {
         self.standing(|standing| standing.descriptor.policy.clone())
     }
 
-    /// The file that holds its bytes, if there is one on a datastore with these settings.
+    /// The file with its data, if it has one on a datastore with these settings.
     pub(crate) fn image_on(&self, settings: &DatastoreSettings) -> Option<PathBuf> {
         let DatastoreSettings::Dir { .. } = settings else {
             return None;
@@ -150,18 +151,18 @@ impl Attached {
         self.standing(|standing| standing.image).flatten()
     }
 
-    /// Whether nobody can write to it.
+    /// Whether it rejects all writes.
     pub(crate) fn is_read_only(&self) -> bool {
         self.disk.is_read_only()
     }
 
-    /// This has become of its image. Answers whether that is news.
+    /// Records a fault at its image's path, or that there is none. Returns whether that changed.
     pub(crate) fn goes_astray(&self, astray: Option<Astray>) -> bool {
         let before = self.standing(|standing| std::mem::replace(&mut standing.astray, astray));
         before.is_some_and(|before| before != astray)
     }
 
-    /// What is wrong with the place of its image, with what to do.
+    /// The problem at its image's path, with a remedy.
     pub(crate) fn misplaced(&self) -> Option<Problem> {
         let astray = self.standing(|standing| standing.astray).flatten()?;
         let name = &self.name;
@@ -190,36 +191,36 @@ impl Attached {
         )
     }
 
-    /// Another descriptor holds from now on.
+    /// Replaces its descriptor.
     pub(crate) fn set_descriptor(&self, descriptor: Descriptor) {
         self.standing(|standing| standing.descriptor = descriptor);
     }
 
-    /// What became of its reservation.
+    /// The admission result of its reservation.
     pub(crate) fn admission(&self) -> Option<Admission> {
         self.standing(|standing| standing.admission.clone())
             .flatten()
     }
 
-    /// Something else became of its reservation.
+    /// Replaces the admission result of its reservation.
     pub(crate) fn set_admission(&self, admission: Option<Admission>) {
         self.standing(|standing| standing.admission = admission);
     }
 
-    /// Its descriptor's file, and which writing of it was read last.
+    /// The path of its descriptor, and the version that was read last.
     pub(crate) fn followed(&self) -> Option<(PathBuf, Option<Stamp>)> {
         self.standing(|standing| (standing.path.clone(), standing.stamp))
     }
 
-    /// This writing of its descriptor was read.
+    /// Records which version of its descriptor was read.
     pub(crate) fn note_stamp(&self, stamp: Option<Stamp>) {
         self.standing(|standing| standing.stamp = stamp);
     }
 
-    /// It was detached: its datastore is not in use by it any more.
+    /// Ends its use of its datastore, after it was detached.
     pub(crate) fn leave_datastore(&self) {
         let in_use = self.standing(|standing| (standing.in_use.take(), standing.export.take()));
-        // Outside the lock: the last one says farewell to other hosts.
+        // Dropped outside the lock: the last user of a datastore signs off from the other hosts.
         drop(in_use);
     }
 
@@ -232,7 +233,7 @@ impl Attached {
         &self.name
     }
 
-    /// Where it lies.
+    /// The datastore that it is on.
     pub(crate) fn datastore(&self) -> &Name {
         &self.datastore
     }
@@ -242,7 +243,7 @@ impl Attached {
         self.attached
     }
 
-    /// What the engine knows it by.
+    /// The engine's identifier of the disk.
     pub(crate) fn key(&self) -> host::Key {
         self.disk.key()
     }
@@ -252,42 +253,42 @@ impl Attached {
         self.disk.thread()
     }
 
-    /// Bytes that its guests are told.
+    /// Size in bytes that guests see.
     pub(crate) fn size(&self) -> u64 {
         self.disk.size()
     }
 
-    /// Bytes that its image had when it was opened.
+    /// Size of its image in bytes when it was opened.
     pub(crate) fn opened_size(&self) -> u64 {
         self.disk.opened_size()
     }
 
-    /// What its size has to be a multiple of while it is attached, in bytes.
+    /// Its size must be a multiple of this many bytes while it is attached.
     pub(crate) fn size_unit(&self) -> u64 {
         self.disk.size_unit()
     }
 
-    /// How its image is opened, in words.
+    /// Describes how its image is opened.
     pub(crate) fn io(&self) -> &str {
         self.disk.io()
     }
 
-    /// Why it is not written to any more, if another host may have it.
+    /// Why it is no longer written to, if another host may have it.
     pub(crate) fn lost(&self) -> Option<&str> {
         self.disk.lost()
     }
 
-    /// The worst that has befallen its image, if anything has.
+    /// The worst failure of its image so far, if any.
     pub(crate) fn harm(&self) -> Option<Harm> {
         self.disk.harm()
     }
 
-    /// The same as a problem, with what to do; or what has become of its image.
+    /// The worst failure of its image as a problem with a remedy, or else the fault at its image's path.
     pub(crate) fn harmed(&self) -> Option<Problem> {
         self.harmed_image().or_else(|| self.misplaced())
     }
 
-    /// The worst that has befallen its image, as a problem.
+    /// The worst failure of its image as a problem.
     pub(crate) fn harmed_image(&self) -> Option<Problem> {
         let harm = self.harm()?;
         let (what, because) = os_error::harm(harm);
@@ -299,17 +300,17 @@ impl Attached {
         )))
     }
 
-    /// How its lease stands.
+    /// State of its lease.
     pub(crate) fn claim(&self) -> host::LeaseState {
         self.disk.claim()
     }
 
-    /// Its counters at one moment. No other disk is asked for.
+    /// Its counters now. No other disk is read.
     pub(crate) fn counters(&self) -> Outcome<DiskCounters> {
         Ok(self.counters_of(self.disk.counted()?))
     }
 
-    /// These counters of it, with all that belongs to them.
+    /// Adds the rest of the disk's counters to these.
     pub(crate) fn counters_of(&self, counted: host::Counted) -> DiskCounters {
         DiskCounters {
             name: self.name.clone(),
@@ -321,32 +322,32 @@ impl Attached {
         }
     }
 
-    /// What its guests' rings got wrong.
+    /// Counts of errors in its guests' rings.
     pub(crate) fn rings(&self) -> RingCounts {
         self.disk.rings()
     }
 
-    /// The last of it, newest first.
+    /// The last ring faults, newest first.
     pub(crate) fn ring_faults(&self) -> Vec<RingFault> {
         self.disk.ring_faults()
     }
 
-    /// How its upstream holds, if it has one.
+    /// State of its upstream connection, if it has one.
     pub(crate) fn upstream(&self) -> Option<UpstreamCounts> {
         self.disk.upstream()
     }
 
-    /// What NBD clients are told of it.
+    /// The export information that NBD clients receive.
     pub(crate) fn export_info(&self) -> nbd::ExportInfo {
         self.disk.export_info(self.name.as_str())
     }
 
-    /// Whether a client that was told this name means this disk.
+    /// Whether an export name that was negotiated with a client is this disk's.
     pub(crate) fn is_called(&self, name: &str) -> bool {
         self.name.as_str() == name
     }
 
-    /// Who is connected.
+    /// The clients that are connected.
     pub(crate) fn clients(&self) -> Vec<Client> {
         let clients = locked(&self.clients);
         let told = clients
@@ -360,7 +361,7 @@ impl Attached {
         told.collect()
     }
 
-    /// How many are connected.
+    /// Number of connected clients.
     pub(crate) fn client_counts(&self) -> ClientCounts {
         let mut counts = ClientCounts::default();
         for (kind, ..) in locked(&self.clients).connected.values() {
@@ -373,7 +374,7 @@ impl Attached {
         counts
     }
 
-    /// Hands an NBD client over to the disk's I/O thread.
+    /// Passes an NBD client to the disk's I/O thread.
     pub(crate) fn serve_nbd(
         &self,
         socket: OwnedFd,
@@ -386,8 +387,7 @@ impl Attached {
         self.disk.serve_nbd(socket, negotiated, presence)
     }
 
-    /// Hands a virtual machine over to the vhost-user protocol.
-    /// `refused` is called if it is not taken.
+    /// Serves a virtual machine over the vhost-user protocol. `refused` is called if the disk rejects it.
     pub(crate) fn serve_vhost(
         &self,
         socket: UnixStream,
@@ -398,32 +398,32 @@ impl Attached {
         self.disk.serve_vhost(socket, presence, refused)
     }
 
-    /// Lets virtual machines in through this listener.
+    /// Accepts virtual machines through this listener.
     pub(crate) fn listen(&self, listener: VhostListener) {
         *locked(&self.listener) = Some(listener);
     }
 
-    /// Lets no virtual machine in any more.
+    /// Stops accepting virtual machines.
     pub(crate) fn close(&self) {
         *locked(&self.listener) = None;
     }
 
-    /// Puts other filters in place, without an I/O lost.
+    /// Replaces the filters without losing an I/O.
     pub(crate) fn restack(&self, filters: &Stack) -> Outcome<()> {
         self.disk.restack(filters)
     }
 
-    /// What it may and shall get of its datastore from now on.
+    /// Sets its limits, reservation and shares on its datastore.
     pub(crate) fn set_policy(&self, policy: &Policy) -> Outcome<()> {
         self.disk.set_policy(policy)
     }
 
-    /// Gives it another size, which guests are told.
+    /// Changes its size and notifies the guests.
     pub(crate) fn resize(&self, size: u64) -> Outcome<()> {
         self.disk.resize(size)
     }
 
-    /// Ends what is in flight, flushes, and lets the image go. Without `at_most` it waits for as long as that takes.
+    /// Waits for the I/O in flight, flushes, and closes the image. Without `at_most` there is no time limit.
     pub(crate) fn detach(&self, at_most: Option<Duration>) -> Outcome<()> {
         self.close();
         self.disk.detach(at_most)
@@ -448,14 +448,15 @@ impl Attached {
 #[derive(Default)]
 pub(crate) struct AttachedDisks {
     table: RwLock<BTreeMap<Name, Arc<Attached>>>,
-    /// The disk that a client gets who names none: with one disk and no state there is no doubt.
+    /// The disk for a client that names none. It is set only where a single disk is served without state, so the choice
+    /// is clear.
     default: Option<Name>,
     refused: AtomicU64,
     come: Notify,
 }
 
 impl AttachedDisks {
-    /// With a disk for clients that name none.
+    /// A table with a disk for clients that name none.
     pub(crate) fn with_default(name: Name) -> AttachedDisks {
         AttachedDisks {
             default: Some(name),
@@ -468,14 +469,15 @@ impl AttachedDisks {
         self.table().get(name).cloned()
     }
 
-    /// The disk of that name, or a clear error.
+    /// The disk of that name, or an error if it is not attached.
     pub(crate) fn must_have(&self, name: &Name) -> Outcome<Arc<Attached>> {
         self.get(name).ok_or_else(|| not_attached(name))
     }
 
-    /// The disk that an NBD client means.
+    /// The disk that an NBD client requests.
     pub(crate) fn export(&self, name: &str) -> Option<Arc<Attached>> {
-        // A URI's path begins with a slash, and some clients have it in the name. No disk's name has one.
+        // The path of a URI begins with a slash, and some clients send it as part of the name. No disk's name has a
+        // slash.
         let name = name.strip_prefix('/').unwrap_or(name);
         match (&self.default, name) {
             (Some(default), "") => self.get(default),
@@ -493,7 +495,7 @@ impl AttachedDisks {
         self.table().values().cloned().collect()
     }
 
-    /// Lets a disk be found.
+    /// Adds a disk to the table.
     pub(crate) fn insert(&self, live: Arc<Attached>) {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         table.insert(live.name().clone(), live);
@@ -501,7 +503,7 @@ impl AttachedDisks {
         self.come.notify_waiters();
     }
 
-    /// Ends when another disk is attached after this call.
+    /// Completes when another disk is attached after this call.
     pub(crate) fn another_comes(&self) -> impl Future<Output = ()> {
         self.come.notified()
     }
@@ -509,7 +511,7 @@ impl AttachedDisks {
     /// Waits until a disk is attached.
     pub(crate) async fn one_is_attached(&self) {
         loop {
-            // Asked for first: one that comes between the two looks is heard of.
+            // Requested first: a disk that is attached between the two checks is then noticed.
             let come = self.come.notified();
             if !self.table().is_empty() {
                 return;
@@ -518,18 +520,18 @@ impl AttachedDisks {
         }
     }
 
-    /// Lets it be found no more. Answers whether it was there.
+    /// Removes a disk from the table. Returns whether it was there.
     pub(crate) fn remove(&self, name: &Name) -> bool {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         table.remove(name).is_some()
     }
 
-    /// An NBD client was turned away, or went before it had a disk.
+    /// Counts an NBD client that was refused, or that disconnected before it had a disk.
     pub(crate) fn count_refused(&self) {
         self.refused.fetch_add(1, Relaxed);
     }
 
-    /// How many were.
+    /// Number of refused NBD clients.
     pub(crate) fn refused(&self) -> u64 {
         self.refused.load(Relaxed)
     }
@@ -539,7 +541,7 @@ impl AttachedDisks {
     }
 }
 
-/// There is no such disk in service.
+/// The error for a disk that is not attached.
 pub(crate) fn not_attached(name: &Name) -> Problem {
     Problem::new(
         ProblemCode::NotFound,
@@ -549,6 +551,6 @@ pub(crate) fn not_attached(name: &Name) -> Problem {
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each table is whole between any two lines that change it.
+    // Every change to a table is complete, so another thread's panic leaves no partial state.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,10 +1,10 @@
-//! Copies an image's bytes and leaves out its holes, telling how far it is.
+//! Copies an image's data without its holes, and reports progress.
 //!
-//! Import and export are this loop between two images; what they are made of is behind [`Source`] and [`Sink`].
+//! Import and export are this loop between two images, which are accessed through [`Source`] and [`Sink`].
 //!
 //! # Always true
-//! - What reads as zeroes is never written to a new image: it reads as zeroes where nothing was written.
-//! - Between two pieces of at most [`PIECE`] bytes it looks whether it was cancelled.
+//! - Zeroes are never written to a new image: unwritten parts read as zeroes already.
+//! - After each piece of at most [`PIECE`] bytes it checks for cancellation.
 
 use std::fs::File;
 use std::io;
@@ -16,57 +16,57 @@ use tidegate_api::problem::{Problem, ProblemCode};
 
 pub(crate) mod device;
 
-/// Bytes copied at a time: large enough for any disk's full speed, small enough for a lively progress bar.
+/// Bytes copied at a time: large enough for any disk's full speed, small enough for smooth progress reports.
 const PIECE: usize = 1 << 20;
 
-/// Bytes looked at for being all zeroes: the usual block of file systems, so the finest hole that they keep.
+/// Granularity of the check for zeroes: the usual block size of file systems, so their smallest hole.
 const GRAIN: usize = 4096;
 
-/// What is copied from.
+/// A source of a copy.
 pub(crate) trait Source {
-    /// Bytes in all.
+    /// Size in bytes.
     fn size(&self) -> u64;
-    /// From `offset` on, at most `most` bytes: how many are alike, and whether they may hold data.
+    /// The kind of the range that begins at `offset`, and its length, at most `most` bytes.
     fn extent(&self, offset: u64, most: u64) -> io::Result<(u64, Extent)>;
     /// Fills the buffer from `offset` on.
     fn read(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
 }
 
-/// Whether a stretch is worth reading.
+/// Whether a range has to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
     Data,
     Zero,
 }
 
-/// What is copied to.
+/// A destination of a copy.
 pub(crate) trait Sink {
     /// Writes the buffer at `offset`.
     fn write(&mut self, buffer: &[u8], offset: u64) -> io::Result<()>;
-    /// Has a stretch read as zeroes. What is new reads so already.
+    /// Makes a range read as zeroes. In a new image it does so already.
     fn zero(&mut self, _offset: u64, _length: u64) -> io::Result<()> {
         Ok(())
     }
 }
 
-/// Some bytes of a source.
+/// A range of a source.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece<'a> {
-    /// Where they are.
+    /// Its offset.
     pub(crate) at: u64,
     pub(crate) bytes: Bytes<'a>,
 }
 
-/// What they are.
+/// The content of a range.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Bytes<'a> {
-    /// So many zeroes.
+    /// This many zeroes.
     Zero(u64),
-    /// At most [`PIECE`] bytes, of any kind.
+    /// At most [`PIECE`] bytes of data.
     Data(&'a [u8]),
 }
 
-/// How far a job is: written by who does it, read by who asks, stopped by either.
+/// Progress of a job: written by its thread, read by queries, and cancelled by either.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     pub(super) done: AtomicU64,
@@ -76,28 +76,28 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// There are so many bytes to deal with.
+    /// Sets the total number of bytes.
     pub(crate) fn expect(&self, total: u64) {
         self.total.store(total, Relaxed);
     }
 
-    /// So many more bytes are dealt with, by copying them.
+    /// Adds bytes that were copied.
     pub(crate) fn copied(&self, bytes: u64) {
         self.done.fetch_add(bytes, Relaxed);
         self.copied.fetch_add(bytes, Relaxed);
     }
 
-    /// So many more bytes are dealt with, for nothing: they were a hole.
+    /// Adds bytes that needed no copy because they were a hole.
     pub(crate) fn skipped(&self, bytes: u64) {
         self.done.fetch_add(bytes, Relaxed);
     }
 
-    /// It is to stop.
+    /// Requests that the job stops.
     pub(crate) fn cancel(&self) {
         self.cancelled.store(true, Relaxed);
     }
 
-    /// Whether to go on.
+    /// Fails if the job was cancelled.
     pub(crate) fn check(&self) -> Outcome<()> {
         match self.cancelled.load(Relaxed) {
             true => Err(Problem::new(ProblemCode::Stopping, "it was cancelled")
@@ -107,7 +107,7 @@ impl Progress {
     }
 }
 
-/// Copies all of it.
+/// Copies the whole source.
 pub(crate) fn copy(source: &dyn Source, sink: &mut dyn Sink, progress: &Progress) -> Outcome<()> {
     progress.expect(source.size());
     each_piece(source, &mut |piece| {
@@ -116,7 +116,7 @@ pub(crate) fn copy(source: &dyn Source, sink: &mut dyn Sink, progress: &Progress
     })
 }
 
-/// Reads all of it, in order, until somebody does not take a piece.
+/// Reads the whole source in order, until a piece is not accepted.
 pub(crate) fn each_piece(
     source: &dyn Source,
     take: &mut dyn FnMut(Piece<'_>) -> Outcome<()>,
@@ -157,7 +157,7 @@ pub(crate) fn each_piece(
     Ok(())
 }
 
-/// Writes a piece, and of it only what is not zeroes.
+/// Writes a piece, except its zeroes.
 pub(crate) fn write(piece: Piece<'_>, sink: &mut dyn Sink, progress: &Progress) -> Outcome<()> {
     match piece.bytes {
         Bytes::Zero(length) => clear(piece.at, length, sink, progress),
@@ -199,7 +199,7 @@ fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| *byte == 0)
 }
 
-/// A raw file, of which only so many bytes count.
+/// A raw file, of which only the first bytes count.
 #[derive(Debug)]
 pub(crate) struct RawFile {
     file: File,
@@ -212,7 +212,7 @@ impl RawFile {
         RawFile { file, size }
     }
 
-    /// Makes all that was written durable.
+    /// Makes all writes durable.
     pub(crate) fn sync(&self) -> io::Result<()> {
         self.file.sync_all()
     }
@@ -227,7 +227,7 @@ impl Source for RawFile {
         use rustix::fs::SeekFrom;
         let seek = |from| match rustix::fs::seek(&self.file, from) {
             Ok(at) => Ok(Some(at)),
-            // Nothing of that sort up to the end of the file.
+            // There is none up to the end of the file.
             Err(rustix::io::Errno::NXIO) => Ok(None),
             Err(error) => Err(io::Error::from(error)),
         };
@@ -237,12 +237,12 @@ impl Source for RawFile {
                 Ok((hole.saturating_sub(offset).clamp(1, most), Extent::Data))
             }
             Ok(Some(data)) => Ok(((data - offset).min(most), Extent::Zero)),
-            // What a file lacks that was cut is no hole: nobody knows what was there.
+            // The missing part of a truncated file is not a hole: its former content is unknown.
             Ok(None) => match rustix::fs::seek(&self.file, SeekFrom::End(0))? {
                 end if end < offset + most => Err(cut(end)),
                 _ => Ok((most, Extent::Zero)),
             },
-            // Block devices and some file systems cannot tell: then all of it may be data.
+            // Block devices and some file systems cannot report holes: then everything may be data.
             Err(_) => Ok((most, Extent::Data)),
         }
     }

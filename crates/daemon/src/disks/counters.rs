@@ -1,11 +1,11 @@
-//! The counters, clients and settings of an attached disk at one moment.
+//! Snapshots of an attached disk: its counters, clients and settings at one time.
 
 use tidegate_api::disk::{RingCounts, UpstreamCounts};
 use tidegate_api::name::Name;
 use tidegate_core::filter::stats::StatsReport;
 use tidegate_core::units::Time;
 
-/// A disk's counters at one moment.
+/// A disk's counters at one time.
 #[derive(Clone, Debug)]
 pub(crate) struct DiskCounters {
     pub(crate) name: Name,
@@ -13,19 +13,19 @@ pub(crate) struct DiskCounters {
     pub(crate) thread: u32,
     /// When the disk was attached.
     pub(crate) attached: Time,
-    /// When this was read.
+    /// When the counters were read.
     pub(crate) now: Time,
-    /// What its `stats` filter has counted, if it has one.
+    /// The counters of its `stats` filter, if it has one.
     pub(crate) stats: Option<Box<StatsReport>>,
 }
 
-/// An attached disk as it stands, for those who look every few seconds.
+/// The current state of an attached disk, for callers that poll every few seconds.
 #[derive(Clone, Debug)]
 pub(crate) struct AttachedMoment {
     pub(crate) name: Name,
     pub(crate) datastore: Name,
     pub(crate) size_bytes: u64,
-    /// What its image takes, where that can be told.
+    /// Bytes that its image occupies, if known.
     pub(crate) allocated_bytes: Option<u64>,
     pub(crate) shares: u32,
     pub(crate) reservation_iops: u64,
@@ -37,7 +37,7 @@ pub(crate) struct AttachedMoment {
     pub(crate) upstream: Option<UpstreamCounts>,
 }
 
-/// How many are connected to a disk.
+/// Numbers of clients that are connected to a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ClientCounts {
     pub(crate) vhost_user: u64,

@@ -1,13 +1,13 @@
-//! Carries out orders on disks and datastores: what is stored and what is attached change together, here and only here.
+//! Executes commands on disks and datastores: stored state and attached disks change together, and only here.
 //!
-//! REST and the daemon's start call it, on threads that may block. The store knows what lies on disk, the host what is
-//! attached; the disk_service keeps the two in step.
+//! REST and the daemon's start call it, on threads that may block. The store reads and writes the stored state, the
+//! host manages the attached disks; the disk_service makes both agree.
 //!
 //! # Always true
-//! - At most one order at a time works on a disk; another is refused rather than kept waiting ([`claims`]).
-//! - A disk that was detached has a name that is taken until the engine has let go of it.
-//! - A disk that is wanted and could not be attached has its reason remembered until it is attached or no longer wanted.
-//! - When an order fails, what it had begun is undone, and the error says if that failed too.
+//! - At most one command at a time works on a disk; another is refused and does not wait ([`claims`]).
+//! - The name of a detached disk stays taken until the engine has closed the disk.
+//! - If a wanted disk cannot be attached, the reason is stored until it is attached or no longer wanted.
+//! - When a command fails, its partial changes are undone, and the error says if that failed too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -59,36 +59,36 @@ pub(crate) struct DiskService {
     store: Store,
     host: Host,
     live: Arc<AttachedDisks>,
-    /// Datastores that are under control.
+    /// The governors of datastores.
     controls: Controls,
     leases: leases::DiskLeases,
     group_numbers: Mutex<groups::Numbers>,
     jobs: Arc<Jobs>,
-    /// TimedScan at all disks of a datastore.
+    /// Scans of all disks of a datastore.
     surveys: timed_scan::TimedScan,
-    /// TimedScan for one disk: none waits until all are read.
+    /// Lookups of a single disk, which do not wait for a scan of all disks.
     looks: timed_scan::TimedScan,
     /// The Unix socket of the NBD server, for URIs, if it has one.
     nbd_socket: Option<PathBuf>,
     /// The exports of NBD servers that attached disks use.
     exports: UpstreamExports,
     claims: Arc<Claims>,
-    /// How long a detach waits before it gives up: [`PARTING`], but in tests.
+    /// How long a detach waits before it gives up: [`PARTING`], except in tests.
     parting: Duration,
-    /// Why disks that are wanted are not attached.
+    /// The reasons why wanted disks are not attached.
     troubles: Mutex<BTreeMap<Name, Problem>>,
-    /// Datastores whose missing disks are being tried.
+    /// Datastores whose missing disks are being retried.
     tried: Mutex<BTreeSet<Name>>,
     /// Serialises changes of the list of attached disks, which is one file.
     attached_file: Mutex<()>,
-    /// The same for the paths that were agreed to.
+    /// The same for the list of allowed paths.
     agreed_file: Mutex<()>,
-    /// A datastore is being added.
+    /// Serialises the adding of datastores.
     adding: OneAtATime,
 }
 
 impl DiskService {
-    /// Keeps a root's disks on a host.
+    /// Manages a root's disks on a host.
     pub(crate) fn new(
         root: Root,
         store: Store,
@@ -121,32 +121,32 @@ impl DiskService {
         }
     }
 
-    /// The root that it keeps.
+    /// The root that it manages.
     pub(crate) fn root(&self) -> &Root {
         &self.root
     }
 
-    /// What is attached.
+    /// The attached disks.
     pub(crate) fn live(&self) -> &Arc<AttachedDisks> {
         &self.live
     }
 
-    /// The datastores that are under control now.
+    /// The governors that run now.
     pub(crate) fn controls(&self) -> &Controls {
         &self.controls
     }
 
-    /// Long work.
+    /// The jobs.
     pub(crate) fn jobs(&self) -> &Arc<Jobs> {
         &self.jobs
     }
 
-    /// The engine, as the daemon knows it.
+    /// The daemon's interface to the engine.
     pub(crate) fn host(&self) -> &Host {
         &self.host
     }
 
-    /// What is wrong now: disks that are wanted and not attached, or attached and another host's.
+    /// Current problems: wanted disks that are not attached, and attached disks that another host has taken.
     pub(crate) fn troubles(&self) -> Vec<Problem> {
         let mut troubles: Vec<_> = locked(&self.troubles).values().cloned().collect();
         let live = self.live.all();
@@ -155,22 +155,23 @@ impl DiskService {
         troubles
     }
 
-    /// Every disk of every datastore, or of one. Those that cannot be read are there with their problem and zeroes.
+    /// Every disk of every datastore, or of one. A disk that cannot be read is listed with its problem and zeroes.
     pub(crate) fn disks(&self, only: Option<&Name>) -> Outcome<Vec<api::Disk>> {
         let wanted = self.store.attached()?;
         let mut datastores = self.store.datastores()?;
         if let Some(only) = only {
-            // One that there is not, or that cannot be read, says so.
+            // A missing or unreadable datastore is an error here.
             let settings = self.store.datastore(only)?;
             datastores = BTreeMap::from([(only.clone(), Ok(settings))]);
         }
         let mut disks = Vec::new();
         for (datastore, settings) in datastores {
-            // Asked first: one that is attached meanwhile is in one of the two.
+            // Read first: a disk that is attached meanwhile is then in at least one of the two lists.
             let attached = self.attached_on(&datastore);
             match settings.and_then(|settings| self.disks_of(&datastore, settings, &wanted)) {
                 Ok(listed) => disks.extend(listed),
-                // A datastore that is out of reach says so itself; only what is remembered of its disks is known.
+                // An unreachable datastore has its own problem; of its disks, only those that the daemon knows are
+                // listed.
                 Err(problem) => {
                     let held = self.held_on(&datastore, &attached, &wanted, &problem);
                     if held.is_empty() && only.is_some() {
@@ -214,14 +215,14 @@ impl DiskService {
         Ok(disks)
     }
 
-    /// The attached disks as they stand, for those who look every few seconds: no descriptor is read, and nothing is made
-    /// that they do not need.
+    /// The current state of the attached disks, for callers that poll every few seconds. No descriptor is read, and
+    /// only the data that they need is produced.
     pub(crate) fn attached_disks(&self) -> Outcome<Vec<AttachedMoment>> {
         let datastores = self.store.datastores()?;
         let mut disks = Vec::new();
         let mut images: BTreeMap<Name, Vec<(usize, PathBuf)>> = BTreeMap::new();
         for live in self.live.all() {
-            // One that leaves just now is not told of, nor one whose datastore's record cannot be read.
+            // Skips a disk that is just being detached, and one whose datastore's record cannot be read.
             let settings = datastores.get(live.datastore());
             let (Some(Ok(settings)), Some(disk)) = (settings, self.moment_of(&live)) else {
                 continue;
@@ -239,7 +240,7 @@ impl DiskService {
                     .map(|(nth, image)| (nth, store::disks::allocated(&image)))
                     .collect())
             };
-            // What one that does not answer holds is not known; its disks are there all the same.
+            // If a datastore does not respond, its sizes are unknown, but its disks are still listed.
             let weighed: Outcome<Vec<_>> = self.surveys.at(&datastore, weigh);
             for (nth, bytes) in weighed.unwrap_or_default() {
                 disks[nth].allocated_bytes = bytes;
@@ -248,7 +249,7 @@ impl DiskService {
         Ok(disks)
     }
 
-    /// All that is known of one without a look at its datastore.
+    /// Everything that is known about a disk without access to its datastore.
     fn moment_of(&self, live: &Attached) -> Option<AttachedMoment> {
         let policy = live.policy()?;
         let has_problem = live.lost().is_some()
@@ -271,7 +272,7 @@ impl DiskService {
         })
     }
 
-    /// One disk. An attached one is known also where its descriptor cannot be read.
+    /// One disk. An attached disk is described even if its descriptor cannot be read.
     pub(crate) fn disk(&self, name: &Name) -> Outcome<api::Disk> {
         let found = match self.find(name) {
             Ok(found) => found,
@@ -281,7 +282,7 @@ impl DiskService {
         Ok(self.describe(&found, wanted))
     }
 
-    /// An attached disk; of one that is not, it is told whether it is being detached, and whether there is one.
+    /// An attached disk. For any other, the error says whether it is being detached, and whether it exists.
     pub(crate) fn must_be_attached(&self, name: &Name) -> Outcome<Arc<Attached>> {
         self.live.must_have(name).or_else(|problem| {
             if let Some(under_way) = self.claims.under_way(name) {
@@ -292,9 +293,9 @@ impl DiskService {
         })
     }
 
-    /// How to reach a disk from some program.
+    /// Instructions for reaching a disk from a given program.
     pub(crate) fn snippet(&self, name: &Name, r#for: api::SnippetFor) -> Outcome<api::Snippet> {
-        // One whose descriptor cannot be read is served all the same.
+        // A disk whose descriptor cannot be read is still served.
         let disk = self.disk(name)?;
         let vhost_user = self.root.disk_socket(name);
         let nbd_uri = self.nbd_uri(name).unwrap_or_default();
@@ -328,7 +329,7 @@ impl DiskService {
         self.describe_weighed(found, found.allocated(), wanted)
     }
 
-    /// The same of one whose image was asked already how much it takes.
+    /// Like `describe`, for a disk whose allocated size was already read.
     fn describe_weighed(
         &self,
         found: &Found,
@@ -338,7 +339,7 @@ impl DiskService {
         let descriptor = &found.descriptor;
         let live = self.live.get(&found.name);
         let attached = live.is_some();
-        // Those that are at work: of what others have written into its descriptor, not all may be.
+        // The filters in use: changes that others wrote to its descriptor may not all be in effect.
         let standing = live.as_ref().and_then(|live| live.descriptor());
         let filters = standing.map_or_else(|| descriptor.filters.clone(), |held| held.filters);
         let lost = live.as_deref().and_then(leases::lost);
@@ -384,15 +385,15 @@ impl DiskService {
         }
     }
 
-    /// The disk of that name. Where one lies that is attached or remembered is known, and only there it is looked for:
-    /// another datastore that hangs keeps no order on it waiting.
+    /// Finds the disk of that name. If the disk is attached or wanted, its datastore is known, and only that is
+    /// searched first. So another datastore that hangs does not delay commands on the disk.
     fn find(&self, name: &Name) -> Outcome<Found> {
         let found = match self.live.get(name) {
             Some(live) => {
                 let on = live.datastore();
                 self.read(name, on, self.store.datastore(on)?)
             }
-            // If the list cannot be read, the disk is looked for as one of which nothing is known.
+            // If the list cannot be read, every datastore is searched.
             None => match self.store.attached().unwrap_or_default().get(name) {
                 Some(on) => self.find_from(name, on),
                 None => return self.search(name),
@@ -409,7 +410,7 @@ impl DiskService {
         })
     }
 
-    /// A disk that was last heard of on this datastore. Only if it is not there any more, others are looked at.
+    /// Finds a disk that was last known to be on this datastore. Others are searched only if it is no longer there.
     fn find_from(&self, name: &Name, on: &Name) -> Outcome<Found> {
         let Ok(settings) = self.store.datastore(on) else {
             return self.search(name);
@@ -421,8 +422,8 @@ impl DiskService {
         }
     }
 
-    /// The disk of that name, wherever it lies. A datastore that does not answer is as one that is out of reach: it holds
-    /// up nothing that lies elsewhere.
+    /// Finds the disk of that name on any datastore. A datastore that does not respond counts as unreachable, and does
+    /// not delay access to disks on others.
     fn search(&self, name: &Name) -> Outcome<Found> {
         let lies_on = |on: &Name, settings: &DatastoreSettings| self.lies_on(name, on, settings);
         let (on, settings) = self.store.place(name, lies_on)?;
@@ -442,7 +443,7 @@ impl DiskService {
         self.looks.at(on, look)
     }
 
-    /// The disk of that name, to be changed: nobody else, on any host, changes it while the turn lives.
+    /// The disk of that name for a change: no other program on any host changes it while the turn lives.
     fn find_to_change(&self, name: &Name) -> Outcome<(Found, files::Turn)> {
         self.store.to_change(&self.find(name)?)
     }
@@ -495,7 +496,7 @@ fn unreadable(name: &Name, datastore: &Name, wanted: bool, problem: Problem) -> 
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // None of these tables is ever left half changed, so another thread's panic does not spoil it.
+    // Every change to these tables is complete, so another thread's panic leaves no partial state.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -1,10 +1,10 @@
 //! Writes a disk to an image file: raw with holes, or qcow2.
 //!
 //! # Always true
-//! - The file has its name only once it is whole and durable; a failed or cancelled export leaves nothing.
-//! - Nobody else writes into its draft, or takes it away: each export's draft has a name of its own.
-//! - A file that is there already is replaced only if that was asked for.
-//! - Nothing but a plain file is replaced, and no file is made among the system's devices.
+//! - The file gets its name only once it is complete and durable; a failed or cancelled export leaves nothing.
+//! - No other program writes to its draft or removes it: each export's draft has a unique name.
+//! - An existing file is replaced only on request.
+//! - Only plain files are replaced, and no file is created in the system's device directory.
 
 use std::fs::{self, File};
 use std::io;
@@ -25,16 +25,16 @@ use crate::files;
 use crate::os_error::{self, Outcome};
 use crate::text::new_uuid;
 
-/// Endings of files that are something else than a raw image: other formats, and what is packed.
+/// Extensions of files that are not raw images: other formats, archives and compressed files.
 const OTHER_ENDINGS: [&str; 27] = [
     "vmdk", "vdi", "vhd", "vhdx", "vpc", "qed", "qcow", "hdd", "hds", "dmg", "luks", "ova", "ovf",
     "vma", "gz", "tgz", "xz", "txz", "zst", "bz2", "lz4", "lzma", "lzo", "zip", "7z", "rar", "tar",
 ];
 
-/// What a draft's name ends in, after a dot and a UUID.
+/// End of a draft's name, after a dot and a UUID.
 const PARTIAL: &str = ".partial";
 
-/// The format of an export: as ordered, or as the file's name says. One that cannot be written is refused.
+/// The format of an export: as requested, or by the file's extension. A format that cannot be written is refused.
 pub(crate) fn format_of(order: &DiskExport, what: &str) -> Outcome<ImageFormat> {
     let refuse = |why: String| {
         Problem::new(ProblemCode::Unsupported, what)
@@ -69,7 +69,7 @@ pub(crate) fn format_of(order: &DiskExport, what: &str) -> Outcome<ImageFormat> 
     }
 }
 
-/// Copies `source` onto a block device, whose content is lost.
+/// Copies `source` to a block device, whose content is overwritten.
 pub(crate) fn write_device(
     source: &RawFile,
     path: &Path,
@@ -84,7 +84,7 @@ pub(crate) fn write_device(
     device.fill(|sink| copy::copy(source, sink, progress))
 }
 
-/// Fails if an export to this path is bound to fail, before anything is copied.
+/// Fails early if an export to this path cannot succeed.
 pub(crate) fn must_be_free(path: &Path, existing: Existing) -> Outcome<()> {
     match path.symlink_metadata() {
         Ok(_) if existing == Existing::Keep => return Err(in_the_way(path)),
@@ -113,7 +113,7 @@ pub(crate) fn must_be_free(path: &Path, existing: Existing) -> Outcome<()> {
     }
 }
 
-/// Copies `source` into a new file at `path`, which is called `draft` until it is whole.
+/// Copies `source` into a new file at `path`, which has the name `draft` until it is complete.
 pub(crate) fn write(
     source: &RawFile,
     draft: &Path,
@@ -136,7 +136,8 @@ pub(crate) fn write(
         ),
     };
     let written = written.and_then(|()| publish(draft, path, existing));
-    // None is left where it got its name. The first cause matters; that it could not be removed either is only a leftover.
+    // After a successful rename there is no draft. The first error matters; if the removal fails too, that leaves only
+    // a leftover.
     match fs::remove_file(draft) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             tracing::warn!(%error, path = %draft.display(), "cannot remove the file of an interrupted export");
@@ -191,10 +192,10 @@ impl Sink for Qcow2Sink {
     }
 }
 
-/// Gives the complete file its name, durably.
+/// Renames the complete file to its final name, durably.
 fn publish(draft: &Path, path: &Path, existing: Existing) -> Outcome<()> {
     let what = || format!("cannot write {}", path.display());
-    // A device or a pipe may have been put there while the copy was made.
+    // A device or a pipe may have been created there during the copy.
     must_be_for_a_file(path)?;
     let renamed = match existing {
         Existing::Replace => fs::rename(draft, path),
@@ -211,7 +212,7 @@ fn publish(draft: &Path, path: &Path, existing: Existing) -> Outcome<()> {
         .map_err(|e| os_error::io(what(), &e))
 }
 
-/// Renames a file within its directory, unless something has that name.
+/// Renames a file within its directory, unless the new name exists.
 fn rename_new(draft: &Path, path: &Path) -> io::Result<()> {
     match (path.parent(), draft.file_name(), path.file_name()) {
         (Some(folder), Some(from), Some(to)) => Folder::named(folder)?.rename_new(from, to),
@@ -219,9 +220,9 @@ fn rename_new(draft: &Path, path: &Path) -> io::Result<()> {
     }
 }
 
-/// Where it is written until it is whole. Another export may go to the same file meanwhile, from another host or container
-/// too, whose processes have the same numbers: so its name is random. It does not have the file's name in it, which may be
-/// as long as the file system takes.
+/// The path of the file until it is complete. Another export may write to the same file meanwhile, also from another
+/// host or container with the same process IDs. So its name is random. It does not include the file's name, which may
+/// already have the maximum length.
 pub(crate) fn draft(path: &Path) -> Outcome<PathBuf> {
     if path.file_name().is_none() {
         return Err(
@@ -232,7 +233,7 @@ pub(crate) fn draft(path: &Path) -> Outcome<PathBuf> {
     Ok(path.with_file_name(format!(".{}{PARTIAL}", new_uuid()?)))
 }
 
-/// Removes the draft of an export that the daemon's end cut short: a plain file of a draft's name, and nothing else.
+/// Removes the draft of an export that was interrupted when the daemon ended: only a plain file with a draft's name.
 pub(crate) fn remove_leftover(draft: &Path) -> io::Result<()> {
     let name = draft.file_name().and_then(|name| name.to_str());
     let uuid = name.and_then(|name| name.strip_prefix('.')?.strip_suffix(PARTIAL));
@@ -250,8 +251,8 @@ pub(crate) fn remove_leftover(draft: &Path) -> io::Result<()> {
     }
 }
 
-/// Refuses a path where a rename would destroy something else than a file, such as `/dev/null`, or where a file would
-/// lie in the place of a device that is not there: in the kernel's memory.
+/// Refuses a path where a rename would replace something other than a file, such as `/dev/null`. Also refuses a missing
+/// device's path, where a file would be stored in the kernel's memory.
 fn must_be_for_a_file(path: &Path) -> Outcome<()> {
     let refuse = |why: &str, hint: &str| {
         Err(
@@ -278,7 +279,7 @@ fn must_be_for_a_file(path: &Path) -> Outcome<()> {
             "the path names neither a plain file nor a block device",
             "choose another file",
         ),
-        // Nothing is there, or nothing that can be seen: the copy itself then says why it fails.
+        // Nothing exists there, or nothing visible: the copy itself then reports why it fails.
         Ok(_) | Err(_) => Ok(()),
     }
 }
@@ -383,7 +384,7 @@ mod tests {
             let after = path.symlink_metadata().ok().map(|there| there.file_type());
             assert_eq!(before, after, "{}", path.display());
         }
-        // What appears there during the copy is looked at too.
+        // A file that appears there during the copy is checked too.
         fs::write(at("draft"), "whole").unwrap();
         publish(&at("draft"), &at("socket"), Existing::Replace).unwrap_err();
         assert!(at("draft").exists());
@@ -398,7 +399,7 @@ mod tests {
         fs::write(&one, "whole").unwrap();
         let source = tempfile::tempfile().unwrap();
         source.set_len(8192).unwrap();
-        // Longer than its source: it fails at the end, and takes its own draft away.
+        // The size exceeds its source's: the export fails at the end, and removes its own draft.
         let cut = RawFile::new(source, 16384);
         export(&cut, &path, Existing::Keep).unwrap_err();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);

@@ -1,11 +1,11 @@
-//! Image formats: what a file is, told by its first and last bytes, and readers of those that can be imported.
+//! Image formats: recognises them by their first and last bytes, and reads those that can be imported.
 //!
-//! Import asks here, and so does `serve-one`, which takes raw images only. All formats are read in this process: no other
-//! program is run on an image, and no file is opened but the one that was named.
+//! Import uses this, and so does `serve-one`, which accepts only raw images. This process reads all formats itself: it
+//! runs no other program on an image, and opens no file except the named one.
 //!
 //! # Always true
-//! - A file that is known to be something else than a raw image is never taken for one, unless somebody says `raw`.
-//! - What cannot be read here is refused by its name, with the command that makes a file of it that can be.
+//! - A file that is recognised as another format is never treated as a raw image, unless the user specifies `raw`.
+//! - An unsupported format is refused by its name, with the command that converts the file to a supported one.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -28,44 +28,44 @@ mod vhdx;
 mod vmdk;
 mod vpc;
 
-/// An image that was understood.
+/// An image whose format was recognised.
 pub(crate) type Image = Box<dyn Source + Send>;
 
-/// Something that is no raw image, and is not read here.
+/// A format that is neither raw nor supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Foreign {
-    /// What it is.
+    /// Its name.
     name: &'static str,
     way: Way,
 }
 
-/// How somebody makes a file of it that can be read.
+/// The way to convert it to a file that can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// By `qemu-img convert`, which calls the format so.
+    /// With `qemu-img convert`, which has this name for the format.
     Convert(&'static str),
-    /// By `qemu-img convert` and a key.
+    /// With `qemu-img convert` and a key.
     Decrypt(&'static str),
-    /// By this command, which writes a file beside it, or a directory.
+    /// With this command, which writes a file or a directory next to it.
     Unpack(&'static str),
 }
 
-/// What a file is.
+/// The format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Recognised {
     Known(ImageFormat),
     Foreign(Foreign),
 }
 
-/// What somebody wants with an image.
+/// The intended use of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     Import,
-    /// To be served as it is.
+    /// To serve it as it is.
     Serve,
 }
 
-/// What begins so at this byte is a file of that kind.
+/// Formats by the bytes at this offset.
 const BEGINNINGS: &[(usize, &[u8], Foreign)] = &[
     (0, b"QED\0", converted("a qed image", "qed")),
     (
@@ -132,7 +132,7 @@ const fn unpacked(name: &'static str, command: &'static str) -> Foreign {
     Foreign { name, way }
 }
 
-/// Understands an open image file of so many bytes; its format is told by its bytes if nobody says.
+/// Opens the image in a file of this many bytes. The format is recognised by content if none is given.
 pub(crate) fn open(
     file: File,
     length: u64,
@@ -168,7 +168,7 @@ pub(crate) fn open(
     read(file, format).map_err(|error| explain(&error, format, path))
 }
 
-/// Fails if a file that is to be served as it is, byte for byte, is known to be something else than a raw image.
+/// Fails if a file that is to be served byte for byte is recognised as something other than a raw image.
 pub(crate) fn must_be_raw(path: &Path) -> Outcome<()> {
     let what = || format!("cannot serve {}", path.display());
     let failed = |e: io::Error| os_error::io(what(), &e);
@@ -180,7 +180,7 @@ pub(crate) fn must_be_raw(path: &Path) -> Outcome<()> {
         Recognised::Known(format) => format,
         Recognised::Foreign(foreign) => return Err(foreign.refuse(what(), path, Purpose::Serve)),
     };
-    // One that is damaged is a qcow2 image all the same.
+    // A damaged qcow2 image is still a qcow2 image.
     if format == ImageFormat::Qcow2
         && let Ok(Some(foreign)) = foreign_qcow(&file)
     {
@@ -199,16 +199,16 @@ pub(crate) fn must_be_raw(path: &Path) -> Outcome<()> {
 /// Why an image of another format cannot be served.
 const NOT_RAW: &str = "and only raw images are served as they are";
 
-/// What to do where a raw image looks like something else.
+/// The remedy if a raw image looks like another format.
 const FORCED: &str = "; if it is a raw image nevertheless, use --format raw";
 
-/// Refuses a file whose first bytes say that it is something else than a format that somebody has named.
+/// Refuses a file whose first bytes contradict the format that the user specified.
 fn must_be(format: ImageFormat, file: &Container, path: &Path) -> Outcome<()> {
     let what = || format!("cannot read the {} image {}", format.word(), path.display());
     if format == ImageFormat::Raw {
         return Ok(());
     }
-    // The first bytes of a VHD of fixed size are its guest's, whatever they look like.
+    // A VHD of fixed size begins with its guest's data, which may look like anything.
     if format == ImageFormat::Vpc && is_fixed_vpc(file).map_err(|e| os_error::io(what(), &e))? {
         return Ok(());
     }
@@ -258,7 +258,7 @@ fn read(file: Container, format: ImageFormat) -> io::Result<Image> {
     })
 }
 
-/// Whether a file ends as a VHD of fixed size does, whatever it begins with.
+/// Whether a file ends like a VHD of fixed size, regardless of its beginning.
 fn is_fixed_vpc(file: &Container) -> io::Result<bool> {
     match file.length().checked_sub(512) {
         Some(at) => Ok(vpc::is_fixed(&file.array(at)?)),
@@ -266,7 +266,7 @@ fn is_fixed_vpc(file: &Container) -> io::Result<bool> {
     }
 }
 
-/// A file that can be read as two formats, one of which its guest may have written.
+/// The error for a file that fits two formats, one of which its guest may have written.
 fn ambiguous(what: String, format: ImageFormat) -> Problem {
     let word = format.word();
     Problem::new(ProblemCode::Unsupported, what)
@@ -276,7 +276,7 @@ fn ambiguous(what: String, format: ImageFormat) -> Problem {
         .remedy(format!("name its format: --format {word} or --format vpc"))
 }
 
-/// The same refusal of a file that ends as a VHD of fixed size.
+/// The same error for a file that ends like a VHD of fixed size.
 fn or_vpc(refused: Problem) -> Problem {
     let remedy = refused.remedy.clone().unwrap_or_default();
     refused.remedy(format!(
@@ -284,7 +284,7 @@ fn or_vpc(refused: Problem) -> Problem {
     ))
 }
 
-/// What a file is, as far as it can be told; raw where nothing speaks against it.
+/// Recognises the format of a file; raw if nothing contradicts that.
 fn recognise(file: &Container) -> io::Result<Recognised> {
     let mut head = [0; 512];
     let mut tail = [0; 512];
@@ -321,7 +321,7 @@ fn recognise(file: &Container) -> io::Result<Recognised> {
     }))
 }
 
-/// Whether it is a description of a VMDK that does not begin with the usual line: comments and empty lines, then a version.
+/// Whether it is a VMDK description without the usual first line: comments and empty lines, then a version.
 fn is_description(head: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(head.split(|byte| *byte == 0).next().unwrap_or(head)) else {
         return false;
@@ -334,7 +334,7 @@ fn is_description(head: &[u8]) -> bool {
     })
 }
 
-/// A qcow file that is not read here: of the first version, or encrypted.
+/// A qcow file that is not supported: version 1, or encrypted.
 fn foreign_qcow(file: &Container) -> io::Result<Option<Foreign>> {
     if file.array::<4>(0)? != qcow2::MAGIC {
         return Err(container::damaged("it does not begin like one"));
@@ -386,7 +386,7 @@ impl Foreign {
 }
 
 impl Purpose {
-    /// The format that `qemu-img convert` makes for it, the new file, and what to do with that.
+    /// The output format of `qemu-img convert`, the new file, and the next step.
     const fn result(self) -> (&'static str, &'static str) {
         match self {
             Purpose::Import => ("qcow2", "NEWFILE.qcow2, and import that"),
@@ -395,14 +395,14 @@ impl Purpose {
     }
 }
 
-/// The command that makes an image of it that can be used.
+/// The command that converts it to a usable image.
 fn convert(format: &str, path: &Path, purpose: Purpose) -> String {
     let (into, then) = purpose.result();
     let shown = quoted(path);
     format!("convert it: qemu-img convert -f {format} -O {into} {shown} {then}")
 }
 
-/// What is wrong with an image of a format, and what helps.
+/// The error for a damaged or unsupported image, with a remedy.
 pub(crate) fn explain(error: &io::Error, format: ImageFormat, path: &Path) -> Problem {
     let what = format!("cannot read the {} image {}", format.word(), path.display());
     let shown = quoted(path);
@@ -414,7 +414,7 @@ pub(crate) fn explain(error: &io::Error, format: ImageFormat, path: &Path) -> Pr
                 "if you trust it and every file that it names, {}",
                 convert(word, path, Purpose::Import)
             )),
-        // The one format that is checked and mended as it is read, if its header makes sense.
+        // The only format that qemu-img can check and repair, if its header is valid.
         io::ErrorKind::InvalidData if format == ImageFormat::Qcow2 => {
             os_error::invalid(what).because_of(error).remedy(format!(
                 "check whether it can be repaired: qemu-img check -f qcow2 {shown}"

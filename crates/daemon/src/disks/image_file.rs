@@ -1,9 +1,9 @@
-//! Says which paths may be images: plain files and block devices, and no files that the kernel makes up.
+//! Checks which paths may be images: plain files and block devices, but no files of pseudo file systems.
 //!
-//! Import and `serve-one` ask here before they open a path that somebody named.
+//! Import and `serve-one` call this before they open a path that the user named.
 //!
 //! # Always true
-//! - A path is judged without being opened: a pipe's writer would take that for a reader.
+//! - A path is checked without opening it: the writer of a pipe would see the open as a reader.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::FileTypeExt;
@@ -13,7 +13,7 @@ use tidegate_engine::mounts;
 
 use crate::os_error::{self, Outcome};
 
-/// File systems that the kernel makes up: their files are no place for a disk's bytes.
+/// Pseudo file systems of the kernel: their files cannot store a disk's data.
 const PSEUDO: [&str; 19] = [
     "autofs",
     "binfmt_misc",
@@ -36,14 +36,14 @@ const PSEUDO: [&str; 19] = [
     "tracefs",
 ];
 
-/// The type of the file system that a path is on, if the kernel makes that up.
+/// The type of the file system that a path is on, if it is a pseudo file system.
 pub(crate) fn pseudo_file_system(path: &Path) -> Option<String> {
     let mount = mounts::mount_of(path)?;
     PSEUDO.contains(&mount.kind.as_str()).then_some(mount.kind)
 }
 
-/// Fails unless an image may be at a path, of which this is known. `what` cannot be done otherwise; `instead` says what to
-/// give.
+/// Fails unless the path with this metadata may be an image. `what` describes the failed action; `instead` says what to
+/// specify.
 pub(crate) fn must_be_image(
     there: &Metadata,
     path: &Path,
@@ -68,8 +68,7 @@ pub(crate) fn must_be_image(
         .remedy(instead))
 }
 
-/// The same for a file. One that has no path any more (`/proc/self/fd/3`, when it was removed) is on another file system
-/// than its link.
+/// The same for an open file. A removed file (`/proc/self/fd/3`) is on another file system than its link.
 fn on_pseudo_file_system(path: &Path) -> Option<String> {
     pseudo_file_system(&fs::canonicalize(path).ok()?)
 }

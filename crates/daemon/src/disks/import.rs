@@ -1,13 +1,13 @@
-//! Makes a disk's image of an image file or a block device.
+//! Creates a disk's image from an image file or a block device.
 //!
-//! The source is opened and read by a thread of its own, the reader. The job takes what it sends and writes it: a source
-//! that never answers holds up the reader alone, and the job ends when it is cancelled. What the source's bytes mean is
-//! the affair of [`formats`].
+//! A separate thread, the reader, opens and reads the source. The job receives the data and writes it. A source that
+//! never responds blocks only the reader, and the job ends when it is cancelled. [`formats`] interprets the source's
+//! bytes.
 //!
 //! # Always true
 //! - Only the named file is opened, and only if it is a plain file or a block device.
 //! - A cancelled job ends within [`LOOK`], whatever its source does.
-//! - An image that an attached disk uses, here or by another daemon, is not read.
+//! - An image that an attached disk uses, in this or another daemon, is not read.
 
 use std::fs::{self, File, Metadata};
 use std::io::{Seek, SeekFrom};
@@ -28,17 +28,17 @@ use crate::disks::image_file;
 use crate::files::{self, Location};
 use crate::os_error::{self, Outcome};
 
-/// How often a job that waits for its source looks whether it was cancelled.
+/// How often a job that waits for its source checks for cancellation.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How long an order waits for its source to be opened before it answers with a job that goes on waiting. Files that can
-/// be opened are opened sooner, and their errors are the order's own.
+/// How long a command waits for its source to be opened. Then it returns a job that continues to wait. Most files open
+/// sooner, and their errors are returned by the command itself.
 const PROMPT: Duration = Duration::from_secs(2);
 
-/// Pieces that are read ahead: the reader and the writer work at the same time.
+/// Pieces that are read ahead, so that the reader and the writer work in parallel.
 const AHEAD: usize = 2;
 
-/// What the reader sends, in this order: the size, pieces, the end. An error is the last of it.
+/// Messages of the reader, in this order: the size, pieces, the end. An error ends the sequence.
 enum Sent {
     Size(u64),
     Zero { at: u64, length: u64 },
@@ -72,7 +72,7 @@ fn begin_within(
         .name(format!("import-{}", order.name))
         .spawn(move || {
             let ended = read(&path, format, admit, &sender);
-            // Whoever does not listen any more was cancelled.
+            // If there is no receiver any more, the job was cancelled.
             let _gone = sender.send(ended.map(|()| Sent::End));
         })
         .map_err(|e| os_error::io(what, &e))?;
@@ -87,7 +87,7 @@ fn begin_within(
 }
 
 impl Feed {
-    /// Bytes of the disk inside, once the source is open.
+    /// Size in bytes of the disk in the image, once the source is open.
     pub(crate) fn size(&mut self, progress: &Progress) -> Outcome<u64> {
         if let Some(size) = self.size {
             return Ok(size);
@@ -111,7 +111,7 @@ impl Feed {
         sink.sync().map_err(|e| os_error::io(what(), &e))
     }
 
-    /// Copies all of it.
+    /// Copies the whole source.
     pub(crate) fn pour(&mut self, sink: &mut dyn Sink, progress: &Progress) -> Outcome<()> {
         progress.expect(self.size(progress)?);
         loop {
@@ -146,7 +146,7 @@ fn ended_early() -> Problem {
     .remedy("see the daemon's log, and report this as a bug")
 }
 
-/// What the reader does.
+/// The reader's thread.
 fn read(
     path: &Path,
     format: Option<ImageFormat>,
@@ -173,7 +173,7 @@ fn read(
     .map_err(|problem| problem.within(format!("cannot read the image {}", path.display())))
 }
 
-/// Keeps other daemons from writing to a file.
+/// Prevents other daemons from writing to a file.
 type Locked = Option<tidegate_engine::datastore::OpenedImage>;
 
 fn open(
@@ -183,7 +183,7 @@ fn open(
 ) -> Outcome<(Image, Locked)> {
     let what = || format!("cannot read the image {}", path.display());
     let failed = |e: std::io::Error| os_error::io(what(), &e);
-    // A pipe is not opened at all: its writer would take that for a reader.
+    // A pipe is not opened at all: its writer would see the open as a reader.
     let there = fs::metadata(path).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => failed(e).remedy(
             "correct the path: the daemon must see the file (`ls -l` as its user, in its container); or pipe the image in: `tidegate disk import - NAME`",
@@ -215,7 +215,7 @@ fn must_be_image(there: &Metadata, path: &Path) -> Outcome<()> {
     image_file::must_be_image(there, path, &what, instead)
 }
 
-/// Fails if another daemon has a file as the image of a disk, and keeps it from attaching that one meanwhile.
+/// Fails if another daemon has a file as the image of a disk. Prevents such a daemon from attaching it meanwhile.
 fn lock(path: &Path) -> Outcome<Locked> {
     let options = dir::Options {
         read_only: true,
@@ -231,7 +231,7 @@ fn lock(path: &Path) -> Outcome<Locked> {
                 .because_of(&error)
                 .remedy("detach its disk there first"))
         }
-        // Where there are no locks nobody has one.
+        // On a file system without locks, no daemon has one.
         Err(_) => Ok(None),
     }
 }

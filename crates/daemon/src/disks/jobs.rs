@@ -1,10 +1,11 @@
-//! Long work, and how far it is: import and export run here while REST answers at once.
+//! Jobs: long operations and their progress. Import and export run as jobs, so that REST responds at once.
 //!
 //! # Always true
-//! - A job that is over never changes again.
-//! - The latest [`KEPT`] jobs that are over are remembered; one that runs is never forgotten.
-//! - A job that runs is in the state's file. What a daemon finds there as it starts was interrupted by the end of the last.
-//! - An interruption is logged once. The draft that it left stays noted until it is removed.
+//! - A finished job never changes again.
+//! - The latest [`KEPT`] finished jobs are stored; a running job is never dropped.
+//! - A running job is listed in the state file. A job that a daemon finds there at its start was interrupted when the
+//!   previous daemon ended.
+//! - An interruption is logged once. The job's draft stays listed until it is removed.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -23,7 +24,7 @@ use crate::disks::export;
 use crate::files;
 use crate::os_error::{self, Outcome};
 
-/// How many jobs that are over can still be asked about: more than anybody looks back.
+/// How many finished jobs can still be queried: more than anyone looks at.
 const KEPT: usize = 100;
 
 /// All jobs.
@@ -36,19 +37,19 @@ pub(crate) struct Jobs {
 struct Table {
     last: u64,
     jobs: BTreeMap<u64, Entry>,
-    /// Where it is noted which jobs run; none where nothing survives.
+    /// The file that lists the running jobs; none if no state is stored.
     file: Option<PathBuf>,
 }
 
 /// The largest such file that is read: far more than [`KEPT`] jobs take.
 const MOST_NOTED: usize = 1 << 20;
 
-/// What is noted of jobs that run or were interrupted.
+/// Stored data about running and interrupted jobs.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Noted {
     version: u32,
-    /// The highest number that a job ever had.
+    /// The highest job number so far.
     last: u64,
     #[serde(default)]
     jobs: Vec<NotedJob>,
@@ -60,10 +61,10 @@ struct NotedJob {
     id: u64,
     what: String,
     disk: Name,
-    /// The file that it writes until it is whole.
+    /// The file that it writes until that is complete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     draft: Option<PathBuf>,
-    /// Whether its interruption is in the log.
+    /// Whether its interruption was logged.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     logged: bool,
 }
@@ -78,11 +79,12 @@ struct Entry {
     end: Option<End>,
 }
 
-/// How a job ended, after how many seconds, and why.
+/// A job's final state, its duration in seconds, and its problem.
 type End = (JobState, f64, Option<Problem>);
 
 impl Jobs {
-    /// All jobs of a root whose last daemon noted in this file what ran. What cannot be read is left out, and said.
+    /// The jobs of a root, with those that the previous daemon stored in this file. Unreadable parts are skipped and
+    /// logged.
     pub(crate) fn open(file: PathBuf) -> Jobs {
         let noted = match read_noted(&file) {
             Ok(noted) => noted,
@@ -116,7 +118,7 @@ impl Jobs {
         }
     }
 
-    /// Removes the drafts of jobs that were interrupted. It blocks for as long as their file systems do.
+    /// Removes the drafts of interrupted jobs. It blocks as long as their file systems do.
     pub(crate) fn remove_leftovers(&self) {
         let left = |(id, entry): (&u64, &Entry)| match &entry.end {
             Some((JobState::Interrupted, ..)) => Some((*id, entry.draft.clone()?)),
@@ -140,7 +142,7 @@ impl Jobs {
         }
     }
 
-    /// Starts blocking work as a job, and describes it as it begins.
+    /// Starts blocking work as a job, and returns the job's initial state.
     pub(crate) fn start<W>(self: &Arc<Self>, what: String, disk: Name, work: W) -> Job
     where
         W: FnOnce(&Progress) -> Outcome<()> + Send + 'static,
@@ -148,7 +150,7 @@ impl Jobs {
         self.start_writing(what, disk, None, work)
     }
 
-    /// The same. The work writes this file, which is of no use to anybody if it is interrupted.
+    /// Like `start`, for work that writes this file. The file is useless if the work is interrupted.
     pub(crate) fn start_writing<W>(
         self: &Arc<Self>,
         what: String,
@@ -176,7 +178,7 @@ impl Jobs {
         self.table().describe(id).ok_or_else(|| unknown(id))
     }
 
-    /// All that are remembered.
+    /// All stored jobs.
     pub(crate) fn list(&self) -> Vec<Job> {
         let table = self.table();
         table
@@ -186,7 +188,7 @@ impl Jobs {
             .collect()
     }
 
-    /// The job that is at work on a disk, if one is.
+    /// The job that works on a disk, if there is one.
     pub(crate) fn at_work_on(&self, disk: &Name) -> Option<u64> {
         let table = self.table();
         let mut jobs = table.jobs.iter();
@@ -194,7 +196,7 @@ impl Jobs {
         found.map(|(id, _)| *id)
     }
 
-    /// Asks a job to stop. It ends soon after, when it next looks.
+    /// Requests that a job stops. It ends soon after, at its next check.
     pub(crate) fn cancel(&self, id: u64) -> Outcome<Job> {
         let table = self.table();
         let entry = table.jobs.get(&id).ok_or_else(|| unknown(id))?;
@@ -202,7 +204,7 @@ impl Jobs {
         table.describe(id).ok_or_else(|| unknown(id))
     }
 
-    /// Asks all to stop.
+    /// Requests that all jobs stop.
     pub(crate) fn cancel_all(&self) {
         let table = self.table();
         table
@@ -244,7 +246,7 @@ impl Jobs {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        // The table is whole between any two of its lines, so a panic elsewhere does not spoil it.
+        // Every change to the table is complete, so a panic elsewhere leaves no partial state.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -261,14 +263,14 @@ impl Entry {
         }
     }
 
-    /// Whether the next daemon is to know of it.
+    /// Whether to store it for the next daemon.
     fn is_noted(&self) -> bool {
         matches!(self.end, None | Some((JobState::Interrupted, ..)))
     }
 }
 
 impl Table {
-    /// Writes down what runs, for whoever comes after us.
+    /// Stores the list of running jobs for the next daemon.
     fn note(&self) {
         let Some(file) = &self.file else {
             return;
@@ -385,7 +387,7 @@ mod tests {
         entry.draft = Some(draft.clone());
         first.enter(entry);
         fs::write(&draft, "half").unwrap();
-        // It is killed here.
+        // The daemon is killed here.
         let noted = || read_noted(&file).unwrap().jobs.remove(0);
         assert!(!noted().logged);
         let second = Jobs::open(file.clone());
@@ -395,7 +397,7 @@ mod tests {
         assert!(!draft.exists());
         assert_eq!(fs::read(&path).unwrap(), b"precious");
         assert_eq!(noted().draft, None);
-        // It is a job that was interrupted all the same.
+        // The job still counts as interrupted.
         let third = Jobs::open(file.clone());
         assert_eq!(third.list()[0].state, JobState::Interrupted);
     }
@@ -462,7 +464,7 @@ mod tests {
         let (done, _) = first.enter(entry("export disk a"));
         let (cut, _) = first.enter(entry("import x as disk a"));
         first.ended(done, Ok(()));
-        // It dies here. The next one's number is new, and what it runs is interrupted in its turn.
+        // The daemon dies here. The next job has a new number, and is also interrupted.
         let second = Jobs::open(file.clone());
         let job = second.job(cut).unwrap();
         assert_eq!(job.state, JobState::Interrupted);
@@ -477,7 +479,7 @@ mod tests {
         let third = Jobs::open(file.clone());
         let states: Vec<_> = third.list().iter().map(|job| (job.id, job.state)).collect();
         assert_eq!(states, [cut, next].map(|id| (id, JobState::Interrupted)));
-        // What cannot be understood is no reason not to start.
+        // An unreadable file does not prevent the start.
         std::fs::write(&file, "nonsense").unwrap();
         assert!(Jobs::open(file).list().is_empty());
     }

@@ -1,4 +1,4 @@
-//! The lines with which other programs reach a disk, ready to paste.
+//! Ready-to-paste configuration lines that connect other programs to a disk.
 //!
 //! # Source
 //! QEMU 7.2 and later (`reconnect-ms` replaces `reconnect` from 9.2 on), libvirt's domain XML, Cloud Hypervisor's
@@ -9,22 +9,22 @@ use std::path::Path;
 use tidegate_api::disk::SnippetFor;
 use tidegate_api::routes::encode;
 
-/// What a snippet is about.
+/// The data of a snippet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct About<'a> {
     /// The disk's name.
     pub(crate) name: &'a str,
-    /// Where its guests knock.
+    /// The socket to which its guests connect.
     pub(crate) vhost_user: &'a Path,
-    /// Where NBD clients reach it.
+    /// The URI for NBD clients.
     pub(crate) nbd_uri: &'a str,
-    /// How many queues a guest may use.
+    /// The most queues that a guest may use.
     pub(crate) queues: u16,
 }
 
 /// The URI of an export on a Unix socket.
 pub(crate) fn nbd_unix_uri(socket: &Path, export: &str) -> String {
-    // The socket is a value in a query: everything but slashes is escaped as the URI document wants it.
+    // The socket is a value in a query: everything except slashes is escaped, as the URI document requires.
     let socket = encode(&socket.to_string_lossy()).replace("%2F", "/");
     format!("nbd+unix:///{}?socket={socket}", encode(export))
 }
@@ -38,7 +38,7 @@ pub(crate) fn snippet(r#for: SnippetFor, about: About<'_>) -> String {
         queues,
     } = about;
     let socket = vhost_user.display();
-    // One queue for each virtual CPU is best; four is what a small guest has.
+    // One queue for each virtual CPU is best; a small guest has four.
     let queues = queues.min(4);
     match r#for {
         SnippetFor::Qemu => format!(

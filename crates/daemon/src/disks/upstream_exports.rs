@@ -1,7 +1,7 @@
-//! The exports of NBD servers that attached disks use: no kernel lock keeps two disks off one export.
+//! The exports of NBD servers that attached disks use: no kernel lock prevents two disks from using one export.
 //!
 //! # Always true
-//! - An export that a disk writes to is no other disk's, until the engine has let go of the first one.
+//! - An export that one disk writes to is used by no other disk, until the engine has closed it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,7 +13,7 @@ use tidegate_engine::nbd::client::uri::{Endpoint, Uri};
 use crate::config::plan::ImagePlan;
 use crate::os_error::Outcome;
 
-/// The exports in use, by the disks that use them.
+/// The exports in use, with the disks that use them.
 #[derive(Debug, Default)]
 pub(crate) struct UpstreamExports {
     table: Arc<Mutex<Table>>,
@@ -27,7 +27,7 @@ struct Export {
     read_only: bool,
 }
 
-/// A disk uses an export, as long as this lives.
+/// Marks an export as in use by a disk until dropped.
 #[derive(Debug)]
 pub(crate) struct ExportInUse {
     table: Arc<Mutex<Table>>,
@@ -41,10 +41,10 @@ impl Drop for ExportInUse {
 }
 
 impl UpstreamExports {
-    /// Records that a disk, which is claimed, uses its image, if that is an export.
+    /// Records that a claimed disk uses its image, if that is an export.
     ///
     /// # Errors
-    /// When another disk uses the same one, and one of the two writes.
+    /// When another disk uses the same export, and one of the two writes.
     pub(crate) fn enter(
         &self,
         disk: &Name,
@@ -54,7 +54,7 @@ impl UpstreamExports {
         let ImagePlan::Nbd { uri: text, .. } = image else {
             return Ok(None);
         };
-        // What is no URI is refused where it is opened.
+        // An invalid URI is refused later, when it is opened.
         let Ok(uri) = text.parse().map(plain) else {
             return Ok(None);
         };
@@ -79,7 +79,7 @@ impl UpstreamExports {
     }
 }
 
-/// A URI in the one form that all URIs of an export have.
+/// The canonical form of a URI: the same for all URIs of an export.
 fn plain(mut uri: Uri) -> Uri {
     uri.tls = false;
     uri.endpoint = match uri.endpoint {

@@ -1,13 +1,13 @@
-//! Notices when another host, or another program here, has changed a disk that is attached here.
+//! Detects when another host or program changes a disk that is attached here.
 //!
-//! On a local file system the kernel says so; on a network's, where it cannot know, descriptors are looked at. The
-//! disk_service does the looking, on threads that may block: one for each datastore, so that one that hangs keeps nobody
-//! else's changes waiting.
+//! On a local file system the kernel reports changes. On a network file system it cannot, so descriptors are polled.
+//! The disk_service does the checks on threads that may block, one for each datastore. So a datastore that hangs does
+//! not delay changes on others.
 //!
 //! # Always true
-//! - While no disk is attached, and while all attached disks lie on local file systems and nobody changes them, nothing
-//!   wakes up.
-//! - At most one look at a datastore is under way; who asks for another meanwhile gets it afterwards.
+//! - There are no wakeups while no disk is attached, or while all attached disks are on local file systems and
+//!   unchanged.
+//! - At most one check of a datastore is in progress; a request for another meanwhile is served afterwards.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -22,10 +22,10 @@ use tokio::sync::Notify;
 use crate::disks::attached::Attached;
 use crate::disks::disk_service::DiskService;
 
-/// How often descriptors are looked at where the kernel cannot say: a change takes effect in well under a second.
+/// How often descriptors are polled if the kernel cannot report changes: a change takes effect in well under a second.
 const EVERY: Duration = Duration::from_millis(400);
 
-/// File systems of which the kernel sees every change: ext4, XFS, Btrfs, tmpfs, overlayfs, F2FS, bcachefs, ZFS.
+/// File systems on which the kernel sees every change: ext4, XFS, Btrfs, tmpfs, overlayfs, F2FS, bcachefs, ZFS.
 const LOCAL: [u64; 8] = [
     0xef53,
     0x5846_5342,
@@ -37,16 +37,16 @@ const LOCAL: [u64; 8] = [
     0x2fc1_2fc1,
 ];
 
-/// What all looks share.
+/// State that all checks share.
 #[derive(Default)]
 struct Looks {
-    /// Datastores that are being looked at, and whether somebody asked for another look meanwhile.
+    /// Datastores that are being checked, and whether another check was requested meanwhile.
     under_way: Mutex<BTreeMap<Name, bool>>,
-    /// Datastores of which the kernel tells.
+    /// Datastores whose changes the kernel reports.
     told: Mutex<BTreeSet<Name>>,
-    /// The kernel tells of a change.
+    /// Notified when the kernel reports a change.
     heard: Notify,
-    /// A look has ended during which another was asked for.
+    /// Notified when a check ends during which another was requested.
     again: Notify,
 }
 
@@ -55,13 +55,13 @@ pub(crate) async fn watch(disk_service: Arc<DiskService>) {
     watch_every(disk_service, EVERY).await;
 }
 
-/// Watches, and looks this often at what the kernel does not tell of.
+/// Watches, and polls at this interval what the kernel does not report.
 pub(crate) async fn watch_every(disk_service: Arc<DiskService>, every: Duration) {
     let looks = Arc::new(Looks::default());
     let ear = ear(&looks);
     loop {
         disk_service.live().one_is_attached().await;
-        // Asked for before the look: a disk that comes during it is looked at too.
+        // Requested before the check: a disk that is attached during it is then checked too.
         let come = disk_service.live().another_comes();
         let all_told = look(&disk_service, &looks, ear.as_ref());
         tokio::select! {
@@ -73,7 +73,8 @@ pub(crate) async fn watch_every(disk_service: Arc<DiskService>, every: Duration)
     }
 }
 
-/// Begins to look at every datastore with attached disks. Answers whether the kernel tells of all of them.
+/// Starts a check of every datastore with attached disks. Returns whether the kernel reports the changes of all of
+/// them.
 fn look(disk_service: &Arc<DiskService>, looks: &Arc<Looks>, ear: Option<&Arc<OwnedFd>>) -> bool {
     let mut by_datastore: BTreeMap<Name, Vec<Arc<Attached>>> = BTreeMap::new();
     for live in disk_service.live().all() {
@@ -114,21 +115,21 @@ fn look(disk_service: &Arc<DiskService>, looks: &Arc<Looks>, ear: Option<&Arc<Ow
     all_told
 }
 
-/// How a disk's changes come to our ears.
+/// How changes of a disk are detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Heard {
     ByTheKernel,
     ByLooking,
 }
 
-/// Has the kernel tell of changes of a disk's directory, if it can.
+/// Registers a disk's directory for change notifications of the kernel, if it supports that.
 fn listen(ear: Option<&OwnedFd>, live: &Attached) -> Heard {
     let Some((descriptor, _)) = live.followed() else {
         return Heard::ByTheKernel;
     };
     let heard = ear.zip(descriptor.parent()).is_some_and(|(ear, folder)| {
         let changes = WatchFlags::MOVED_TO | WatchFlags::CLOSE_WRITE;
-        // Of its image, and of the directory itself.
+        // For its image, and for the directory itself.
         let goes = WatchFlags::MOVED_FROM | WatchFlags::DELETE | WatchFlags::MOVE_SELF;
         let changes = changes | goes | WatchFlags::DELETE_SELF;
         is_local(folder) && inotify::add_watch(ear, folder, changes).is_ok()
@@ -142,13 +143,13 @@ fn listen(ear: Option<&OwnedFd>, live: &Attached) -> Heard {
 
 fn is_local(folder: &Path) -> bool {
     rustix::fs::statfs(folder).is_ok_and(|told| {
-        // Its type differs between architectures; the numbers do not.
+        // Its type differs between architectures; the values are the same.
         u64::try_from(told.f_type).is_ok_and(|kind| LOCAL.contains(&kind))
     })
 }
 
-/// Where the kernel tells, and a thread that listens there: `looks` is told of every change. Which it was does not
-/// matter, since a look at all is cheap. Without it, everything is looked at.
+/// The inotify descriptor, and a thread that reads it and notifies `looks` of every change. The changed file does not
+/// matter, since a check is cheap. Without it, everything is polled.
 fn ear(looks: &Arc<Looks>) -> Option<Arc<OwnedFd>> {
     let begin = || {
         let ear = Arc::new(inotify::init(CreateFlags::CLOEXEC)?);
@@ -171,6 +172,6 @@ fn ear(looks: &Arc<Looks>) -> Option<Arc<OwnedFd>> {
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // A table of names is whole between any two lines that change it.
+    // Every change to a table of names is complete.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! Reports on disks whose images are of different kinds.
+//! Tests of reports about disks with images of different kinds.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
@@ -8,7 +8,8 @@ use super::*;
 
 const SIZE: u64 = 1 << 20;
 
-/// An NBD server whose requests have to be multiples of 512 bytes: it shakes hands, and waits for the client to go.
+/// An NBD server that requires requests aligned to 512 bytes. It does the handshake, then waits until the client
+/// disconnects.
 fn upstream_of_sectors(path: &Path) {
     let listener = UnixListener::bind(path).unwrap();
     std::thread::spawn(move || {
@@ -89,7 +90,7 @@ fn nbd_clients_of_a_disk_on_an_upstream_are_told_what_its_requests_must_be_multi
         io: IoMode::Auto,
         named_by: NamedBy::Operator,
     };
-    // The upstream's own, not the disk's block size; and any byte of what is ours.
+    // An upstream has its own alignment, not the disk's block size; a local file accepts any byte.
     for (image, minimum) in [(upstream, 512), (file, 1)] {
         let plan = plan(image);
         let opened = open(&plan.image, false).unwrap();

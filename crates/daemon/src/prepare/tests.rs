@@ -1,4 +1,4 @@
-//! Configurations that `serve` would refuse, each found by `check_config`, with a hint that works.
+//! Tests that `check_config` finds each configuration that `serve` would refuse, and that its hints work.
 
 use std::fs;
 use std::net::TcpListener;
@@ -104,7 +104,7 @@ fn what_serve_would_refuse_is_found_with_a_hint() {
     }
     place.check(&tls("key = 'key.pem'")).unwrap();
     place.check("").unwrap();
-    // What the hints say, works.
+    // The changes that the hints suggest work.
     fs::create_dir(place.0.path().join("gone")).unwrap();
     place.check("[api]\nsocket = 'gone/api.sock'").unwrap();
     place.check("[io]\ncpus = [0]").unwrap();
@@ -147,7 +147,7 @@ fn one_port_twice_is_found_also_where_an_address_stands_for_all() {
         let told = two(one, other).unwrap_err().to_string();
         assert!(told.contains(one) && told.contains(other), "{told}");
         assert!(told.contains("nbd.tcp and in dashboard.listen"), "{told}");
-        // And it is as it says: nobody can listen on both.
+        // The refusal is right: the two listeners do conflict.
         let _first = TcpListener::bind(one).unwrap();
         assert!(TcpListener::bind(other).is_err(), "{one} {other}");
     }

@@ -1,7 +1,7 @@
 //! The content of a disk's directory, which is removed with the disk.
 //!
 //! # Always true
-//! - A directory that holds anything else, such as the disks of a datastore below it, is not deleted.
+//! - A directory is not deleted if it contains anything else, such as the disks of a datastore below it.
 
 use std::fs;
 use std::io;
@@ -16,7 +16,7 @@ use crate::text::quoted;
 pub(super) const DESCRIPTOR: &str = "disk.toml";
 pub(super) const IMAGE: &str = "image";
 
-/// Fails if a disk's directory holds what is not of the disk: it would be removed with it.
+/// Fails if a disk's directory contains files that do not belong to the disk: they would be removed with it.
 pub(super) fn must_hold_nothing_else(folder: &Path) -> Outcome<()> {
     const SHOWN: usize = 5;
     let cannot = |e: io::Error| os_error::io(format!("cannot list {}", folder.display()), &e);
@@ -52,11 +52,11 @@ pub(super) fn must_hold_nothing_else(folder: &Path) -> Outcome<()> {
         .remedy("move or remove them, then delete the disk"))
 }
 
-/// Whether a file in a disk's directory is one that belongs to the disk, or is what a crash left of one.
+/// Whether a file in a disk's directory belongs to the disk, or is a remainder of such a file after a crash.
 fn is_of_disk(name: &str) -> bool {
     let ours =
         [DESCRIPTOR, IMAGE, drafts::LOCK].contains(&name) || name == format!(".{DESCRIPTOR}.new");
-    // A file server keeps a removed file by such a name for as long as somebody has it open.
+    // NFS renames a removed file to such a name for as long as a program has it open.
     ours || name.starts_with(".nfs")
 }
 

@@ -1,4 +1,4 @@
-//! Disks as they lie on a datastore: a directory each, made and taken away by one rename.
+//! Disks on a datastore: one directory each, created and deleted by one rename.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -41,7 +41,8 @@ impl Found {
         self.folder.join(DESCRIPTOR)
     }
 
-    /// Whether its image, on datastores of kind `dir`, is what it may be: a file beside its descriptor, or a block device.
+    /// Whether its image, on datastores of kind `dir`, is allowed: a file in its descriptor's directory, or a block
+    /// device.
     pub(crate) fn has_sound_image(&self) -> bool {
         match &self.descriptor.device {
             Some(device) => is_device(device),
@@ -49,7 +50,8 @@ impl Found {
         }
     }
 
-    /// Opens its image, on datastores of kind `dir`: the file beside its descriptor, or the block device that that names.
+    /// Opens its image, on datastores of kind `dir`: the file in its descriptor's directory, or the block device named
+    /// there.
     pub(crate) fn open_image(&self, options: &mut OpenOptions) -> io::Result<File> {
         let Some(device) = &self.descriptor.device else {
             return files::open(Location::in_disk(&self.image()), options);
@@ -61,7 +63,7 @@ impl Found {
         options.open(device)
     }
 
-    /// Bytes that its image takes, where there is a file to ask.
+    /// Bytes that its image occupies, if it is a file.
     pub(crate) fn allocated(&self) -> Option<u64> {
         match self.settings {
             DatastoreSettings::Dir { .. } => allocated(&self.image()),
@@ -70,7 +72,7 @@ impl Found {
     }
 }
 
-/// What an image is known by, whatever path leads there.
+/// Identity of an image, independent of the path to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Identity {
     /// A file, by its file system and its inode there.
@@ -80,12 +82,12 @@ pub(crate) enum Identity {
 }
 
 impl Identity {
-    /// That of what is at a path, through links.
+    /// The identity of what is at a path, with links followed.
     pub(crate) fn at(path: &Path) -> io::Result<Identity> {
         Ok(Identity::of(&fs::metadata(path)?))
     }
 
-    /// That of what was found.
+    /// The identity of a file with this metadata.
     pub(crate) fn of(there: &fs::Metadata) -> Identity {
         match there.file_type().is_block_device() {
             true => Identity::Device(there.rdev()),
@@ -96,7 +98,7 @@ impl Identity {
         }
     }
 
-    /// Whether what is written to one may change what is read of the other.
+    /// Whether a write to one may change the content of the other.
     pub(crate) fn shares_bytes(self, other: Identity) -> bool {
         match (self, other) {
             (Identity::Device(one), Identity::Device(other)) => devices::share_bytes(one, other),
@@ -105,7 +107,7 @@ impl Identity {
     }
 }
 
-/// The file or block device that holds a disk's bytes, on datastores of kind `dir`. `folder`: that of its descriptor.
+/// The file or block device with a disk's data, on datastores of kind `dir`. `folder` contains its descriptor.
 pub(crate) fn image_of(descriptor: &Descriptor, folder: &Path) -> PathBuf {
     match &descriptor.device {
         Some(device) => device.clone(),
@@ -113,10 +115,10 @@ pub(crate) fn image_of(descriptor: &Descriptor, folder: &Path) -> PathBuf {
     }
 }
 
-/// Bytes that an image takes, if it is a file.
+/// Bytes that an image occupies, if it is a file.
 pub(crate) fn allocated(image: &Path) -> Option<u64> {
     let image = Location::in_disk(image).look().ok()?;
-    // st_blocks counts units of 512 bytes, whatever the file system's own block is.
+    // st_blocks counts units of 512 bytes, regardless of the file system's block size.
     let blocks = u64::try_from(image.st_blocks).ok()?;
     is_plain(&image).then(|| blocks * 512)
 }
@@ -132,7 +134,7 @@ impl Store {
         self.disks_before_added(datastore, settings)
     }
 
-    /// The same of one that is not added yet, of which nothing is remembered, and nothing is to be.
+    /// The disks of a datastore that is not added yet: nothing about it is stored, before or after.
     pub(crate) fn disks_before_added(
         &self,
         datastore: &Name,
@@ -148,8 +150,8 @@ impl Store {
             .collect())
     }
 
-    /// The names of its disks, of which none is read. Of those that are `here` it is known that they are disks; at each of
-    /// the others a look is needed.
+    /// The names of a datastore's disks. No disk is read. The names in `here` are known to be disks; each of the others
+    /// is checked.
     pub(crate) fn disk_names(
         &self,
         datastore: &Name,
@@ -169,7 +171,7 @@ impl Store {
         let folder = self.disks_folder(datastore, settings);
         let names = match names_in(&folder) {
             Ok(names) => names,
-            // A datastore that keeps no files has no directory before its first disk.
+            // A datastore without files has no directory before its first disk.
             Err(error)
                 if error.kind() == io::ErrorKind::NotFound
                     && !matches!(settings, DatastoreSettings::Dir { .. }) =>
@@ -185,7 +187,7 @@ impl Store {
                 .remedy("mount or create the directory, or remove the datastore"));
             }
         };
-        // Other directories may lie there too; a disk is one that has a descriptor.
+        // Other directories may be there too; only one with a descriptor is a disk.
         let has_descriptor = |name: &Name| {
             let descriptor = folder.join(name.as_str()).join(DESCRIPTOR);
             Location::in_disk(&descriptor).look().is_ok()
@@ -196,7 +198,7 @@ impl Store {
             .collect())
     }
 
-    /// The datastore that the disk of that name lies on. `lies_on` looks whether it lies on one.
+    /// Finds the datastore that has the disk of that name. `lies_on` checks one datastore.
     pub(crate) fn place(
         &self,
         name: &Name,
@@ -209,7 +211,7 @@ impl Store {
             match looked {
                 Ok((true, settings)) => found.push((datastore, settings)),
                 Ok((false, _)) => {}
-                // What cannot be looked at now is not what is not there.
+                // If a lookup cannot run now, that does not mean that the disk is missing.
                 Err(problem) if problem.code == ProblemCode::Exhausted => {
                     return Err(problem.within(format!("cannot look for disk {name}")));
                 }
@@ -223,7 +225,7 @@ impl Store {
                     Problem::new(ProblemCode::NotFound, format!("there is no disk {name}"));
                 let mut remedy = "list them: tidegate disk list".to_owned();
                 for (nth, mut unreadable) in unreadable.into_iter().enumerate() {
-                    // It may lie there: what helps with that comes first.
+                    // The disk may be on this datastore, so its remedy comes first.
                     if let (0, Some(first)) = (nth, unreadable.remedy.take()) {
                         remedy = first;
                     }
@@ -242,7 +244,7 @@ impl Store {
         }
     }
 
-    /// The disk of that name, wherever it lies, for who knows that every datastore answers.
+    /// The disk of that name on any datastore. The caller knows that every datastore responds.
     #[cfg(test)]
     pub(crate) fn find(&self, name: &Name) -> Outcome<Found> {
         let lies_on = |on: &Name, of: &DatastoreSettings| self.has_disk(on, of, name);
@@ -250,7 +252,7 @@ impl Store {
         self.read_disk(&datastore, &settings, name)
     }
 
-    /// Whether a disk of that name lies on this datastore, readable or not.
+    /// Whether this datastore has a disk of that name, readable or not.
     pub(crate) fn has_disk(
         &self,
         datastore: &Name,
@@ -261,7 +263,7 @@ impl Store {
         let folder = self.disks_folder(datastore, settings).join(name.as_str());
         Ok(match Location::in_disk(&folder.join(DESCRIPTOR)).look() {
             Ok(_) => true,
-            // A link is in its place: who asks for it by name is told so.
+            // A link is at that name: a request for this disk gets an error that says so.
             Err(error) => error.kind() == io::ErrorKind::InvalidInput,
         })
     }
@@ -277,7 +279,7 @@ impl Store {
         self.read_mounted(datastore, settings, name)
     }
 
-    /// The same of one whose datastore is known to be mounted.
+    /// Like `read_disk`, for a datastore that is known to be mounted.
     fn read_mounted(
         &self,
         datastore: &Name,
@@ -302,7 +304,8 @@ impl Store {
         })
     }
 
-    /// Creates a disk with its image, if its datastore keeps one in a file; `fill` puts into that what should be in it.
+    /// Creates a disk, with its image if its datastore stores images in files. `fill` writes the image's initial
+    /// content.
     pub(crate) fn create_disk(
         &self,
         datastore: &Name,
@@ -334,7 +337,7 @@ impl Store {
             return Err(in_the_way());
         }
         drafts::sweep(&disks);
-        // Named by the disk's identity: on another host, a disk of the same name may be in the making.
+        // Named by the disk's UUID: another host may be creating a disk of the same name.
         let draft = drafts::begin(&disks, &format!("{name}-{}", descriptor.uuid))
             .map_err(|e| os_error::io(what(), &e))?;
         let image = draft.path().join(IMAGE);
@@ -365,12 +368,12 @@ impl Store {
         })
     }
 
-    /// A disk that is to be changed: nobody else, on any host, changes it while the turn lives.
+    /// A disk for a change: no other program on any host changes it while the turn lives.
     pub(crate) fn to_change(&self, found: &Found) -> Outcome<(Found, files::Turn)> {
         let name = &found.name;
         let turn = files::turn(Location::in_disk(&found.descriptor_file()))
             .map_err(|e| os_error::io(format!("cannot change disk {name}"), &e))?;
-        // As whoever had the turn before has left it.
+        // Read again: the previous owner of the turn may have changed it.
         let found = self.read_disk(&found.datastore, &found.settings, name)?;
         Ok((found, turn))
     }
@@ -385,8 +388,8 @@ impl Store {
         files::replace(at, disk.descriptor.write().as_bytes()).map_err(|e| os_error::io(what(), &e))
     }
 
-    /// Gives a disk's image file another size; block devices and datastores without files have none to give. `before`: how
-    /// much of it the disk has had. What lies beyond that in the file, left there by a disk that was larger, is cleared.
+    /// Resizes a disk's image file. Block devices and datastores without files are left alone. `before` is the disk's
+    /// old size. Bytes beyond it in the file, left by an earlier and larger disk, are cleared.
     pub(crate) fn resize_image(&self, disk: &Found, before: u64, size: u64) -> Outcome<()> {
         if !matches!(disk.settings, DatastoreSettings::Dir { .. }) {
             return Ok(());
@@ -408,22 +411,22 @@ impl Store {
             if before < size && before < has {
                 clear(&file, before, has)?;
             }
-            // One that is longer than a disk that grows stays so: it may be attached.
+            // A file that is longer than a growing disk stays that long: it may be attached.
             if size < before || has < size {
                 file.set_len(size)?;
             }
             file.sync_all()
         });
         resized.map_err(|e| match e.kind() {
-            // Only a device that is too small is refused so.
+            // Only a device that is too small gives this error.
             io::ErrorKind::InvalidInput => os_error::io(what(), &e)
                 .remedy("request no more than the device has, or enlarge the device first"),
             _ => os_error::io(what(), &e),
         })
     }
 
-    /// Takes a disk and its data away. A block device's content stays as it is. `held`, with which others were kept off it,
-    /// is dropped once it is no disk any more: NFS keeps a removed file in its directory for as long as somebody has it open.
+    /// Deletes a disk and its data. A block device's content stays as it is. `held` has the lock against other users
+    /// and is dropped once the disk is gone: NFS retains a removed file that is open.
     pub(crate) fn delete_disk<T>(&self, disk: &Found, held: T) -> Outcome<()> {
         let what = || format!("cannot delete disk {}", disk.name);
         self.must_be_mounted(&disk.datastore, &disk.settings)
@@ -446,7 +449,7 @@ impl Store {
     }
 }
 
-/// Has a file read as zeroes from one place to another.
+/// Makes a range of a file read as zeroes.
 fn clear(file: &File, from: u64, to: u64) -> io::Result<()> {
     use rustix::fs::FallocateFlags;
     use std::os::unix::fs::FileExt;
@@ -466,19 +469,19 @@ fn clear(file: &File, from: u64, to: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether that is a block device.
+/// Whether a block device is at that path.
 pub(crate) fn is_device(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|told| told.file_type().is_block_device())
 }
 
-/// Bytes of a block device, or of a file.
+/// Size in bytes of a block device or a file.
 pub(crate) fn device_size(path: &Path) -> io::Result<u64> {
     use std::io::{Seek, SeekFrom};
     File::open(path)?.seek(SeekFrom::End(0))
 }
 
 fn create_image(path: &Path, size: u64, allocation: Allocation) -> io::Result<()> {
-    // Guests' data is for the daemon's user alone.
+    // Only the daemon's user may read guests' data.
     let image = Location::in_disk(path).create_new(0o600)?;
     match allocation {
         Allocation::Thin => image.set_len(size)?,
@@ -514,7 +517,7 @@ mod tests {
         (folder, store, settings)
     }
 
-    /// What lies in a datastore's directory beside what hosts leave for each other.
+    /// Number of entries in a datastore's directory, without those that hosts share.
     fn left(folder: &Path) -> usize {
         let entries = fs::read_dir(folder).unwrap();
         let is_left = |entry: &fs::DirEntry| entry.file_name() != ".tidegate";
@@ -570,7 +573,7 @@ mod tests {
 
     #[test]
     fn a_deleted_disks_image_is_let_go_of_before_it_is_removed_and_others_leftovers_go_with_it() {
-        /// Looks what is there as it is dropped.
+        /// Checks when dropped what is there.
         struct Held<'a>(&'a Path, &'a mut Vec<(bool, bool)>);
         impl Drop for Held<'_> {
             fn drop(&mut self) {
@@ -618,7 +621,7 @@ mod tests {
                 made
             });
             both.recv().unwrap();
-            // Moved: if it fails too soon, the first is not left waiting.
+            // Moved in: if this fails early, the first thread does not wait forever.
             let second = make(2, &move |path| {
                 both.recv().unwrap();
                 first_is_there.recv().unwrap();
@@ -710,7 +713,7 @@ mod tests {
     #[test]
     fn a_thick_image_that_does_not_fit_leaves_nothing() {
         let (folder, store, settings) = store();
-        // More than any file system of a test machine has.
+        // More space than any test machine's file system has.
         let descriptor = Descriptor::new(Uuid::from_random([3; 16]), 1 << 50);
         let made = store.create_disk(
             &name("local"),

@@ -1,13 +1,14 @@
 //! Drafts of disks: hidden directories in which a disk is assembled or removed.
 //!
-//! Several hosts may make disks in one directory at the same moment, of the same name too. So each draft has a name of its
-//! own, and a file in it is locked for as long as somebody is at work there.
+//! Several hosts may create disks in one directory at the same time, even with the same name. So each draft has a
+//! unique name, and a file in it is locked while a daemon works there.
 //!
 //! # Always true
-//! - A draft is removed by who has its lock, and by nobody else. Whoever made it and died has it no more.
-//! - A draft gets a disk's name only while nothing else has that.
-//! - Where the file system has no locks, nobody's drafts are swept away.
-//! - What is called [`DOOMED`] has no lock: its deletion was decided, and whoever finds it goes on with it.
+//! - A draft is removed only with its lock. A daemon that died has lost its locks.
+//! - A draft gets a disk's name only if nothing else has that name.
+//! - On a file system without locks, no drafts are swept.
+//! - A directory named with [`DOOMED`] has no lock: its deletion was decided, and any daemon that finds it continues
+//!   the deletion.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -18,29 +19,29 @@ use rustix::io::Errno;
 
 use crate::files::{self, Location};
 
-/// What every draft's name begins with.
+/// Prefix of every draft's name.
 const PREFIX: &str = ".creating-";
-/// What the name of a disk's directory begins with once its deletion was decided.
+/// Prefix of a disk's directory name once its deletion is decided.
 pub(super) const DOOMED: &str = ".deleting-";
-/// The file in it whose lock tells that somebody is at work.
+/// The file in a draft whose lock shows that a daemon works there.
 pub(super) const LOCK: &str = ".at-work";
 
-/// A draft that is being worked on here.
+/// A draft that this daemon works on.
 #[derive(Debug)]
 pub(super) struct Draft {
     path: PathBuf,
-    /// Held as long as the draft.
+    /// Locked for as long as the draft exists.
     lock: File,
 }
 
-/// How often a draft is begun that others take for a leftover, in the moment before it is locked.
+/// How often to retry when another daemon sweeps a new draft before it is locked.
 const ATTEMPTS: u32 = 100;
 
-/// Begins a draft in this directory, by a name that no other draft ever has.
+/// Begins a draft in this directory, with a unique name.
 pub(super) fn begin(folder: &Path, name: &str) -> io::Result<Draft> {
     let mut attempt = 1;
     loop {
-        // Whoever sweeps may not be done with the one before.
+        // Another daemon may still be sweeping the previous attempt.
         let path = match attempt {
             1 => folder.join(format!("{PREFIX}{name}")),
             _ => folder.join(format!("{PREFIX}{name}-{attempt}")),
@@ -49,7 +50,8 @@ pub(super) fn begin(folder: &Path, name: &str) -> io::Result<Draft> {
         match lock(&path) {
             Ok(lock) => return Ok(Draft { path, lock }),
             Err(error) if attempt < ATTEMPTS && is_swept(&error) => {
-                // Where the file system has no locks, a sweeper that made the file leaves both.
+                // Without locks on the file system, a sweeper that created the lock file removes neither that nor the
+                // draft.
                 let _gone = fs::remove_dir_all(&path);
                 attempt += 1;
             }
@@ -58,23 +60,23 @@ pub(super) fn begin(folder: &Path, name: &str) -> io::Result<Draft> {
     }
 }
 
-/// Locks a draft that has just been made.
+/// Locks a draft that was just created.
 fn lock(draft: &Path) -> io::Result<File> {
     let at = Location::in_disk(&draft.join(LOCK));
     let lock = at.create_new(0o644)?;
     match lock.try_lock() {
-        // Whoever had it in between may have removed it.
+        // The previous owner of the lock may have removed it.
         Ok(()) if files::is_at(&lock, &at)? => Ok(lock),
         Ok(()) | Err(TryLockError::WouldBlock) => Err(io::Error::new(
             io::ErrorKind::ResourceBusy,
             "other hosts repeatedly removed its unfinished directory",
         )),
-        // Without locks nobody sweeps either.
+        // Without locks there is no sweep either.
         Err(TryLockError::Error(_)) => Ok(lock),
     }
 }
 
-/// Whether a draft could not be locked since somebody sweeps it away: has made the lock, has it, or has removed both.
+/// Whether locking a draft failed because another daemon sweeps it: it created the lock, has it, or removed both.
 fn is_swept(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -83,16 +85,16 @@ fn is_swept(error: &io::Error) -> bool {
 }
 
 impl Draft {
-    /// Where it is.
+    /// Its path.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Makes it what it is to be, unless something of that name is there by now.
+    /// Renames it to its final path, unless something of that name exists by now.
     pub(super) fn publish(&self, path: &Path) -> io::Result<()> {
         match renameat_with(CWD, &self.path, CWD, path, RenameFlags::NOREPLACE) {
             Ok(()) => {}
-            // Some file systems cannot promise that. A rename replaces no directory in which something is.
+            // Some file systems do not support that. A rename does not replace a directory with content.
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
                 fs::rename(&self.path, path).map_err(|error| match error.kind() {
                     io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::NotADirectory => {
@@ -103,7 +105,7 @@ impl Draft {
             }
             Err(error) => return Err(error.into()),
         }
-        // Only now: as long as it is a draft, somebody could sweep it away. Left there, it is in nobody's way.
+        // Removed only now: a draft without it could be swept. If it stays, it does no harm.
         let removed = Location::in_disk(&path.join(LOCK))
             .folder()
             .and_then(|(disk, lock)| disk.remove_file(lock));
@@ -113,7 +115,7 @@ impl Draft {
         Ok(())
     }
 
-    /// Takes it away.
+    /// Removes it.
     pub(super) fn discard(self) -> io::Result<()> {
         match remove(&self.path, self.lock) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -122,8 +124,8 @@ impl Draft {
     }
 }
 
-/// Takes away the drafts of this directory at which nobody is at work any more, and goes on with deletions that were cut short.
-/// What cannot be taken away stays.
+/// Removes the drafts of this directory that no daemon works on any more, and continues interrupted deletions. What
+/// cannot be removed stays.
 pub(super) fn sweep(folder: &Path) {
     let Ok(entries) = fs::read_dir(folder) else {
         return;
@@ -149,17 +151,17 @@ fn sweep_one(draft: &Path) -> io::Result<()> {
         return Ok(());
     }
     let at = Location::in_disk(&draft.join(LOCK));
-    // Who makes a draft makes this file as a new one: whoever comes first, one of the two gets no lock.
+    // The creator of a draft also creates this file with O_EXCL. So whichever comes first, one of the two gets no lock.
     let lock = at.open_or_create(0o644)?;
     match lock.try_lock() {
-        // Who had it before may have removed all of it already.
+        // The previous owner of the lock may have removed everything already.
         Ok(()) if files::is_at(&lock, &at)? => remove(draft, lock),
         Ok(()) | Err(TryLockError::WouldBlock) => Ok(()),
         Err(TryLockError::Error(error)) => Err(error),
     }
 }
 
-/// Removes what is left of a disk that was being deleted. Others may do so at the same moment.
+/// Removes the remainder of a disk whose deletion was interrupted. Other daemons may do so at the same time.
 pub(super) fn finish(doomed: &Path) -> io::Result<()> {
     match fs::remove_dir_all(doomed) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -167,9 +169,9 @@ pub(super) fn finish(doomed: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes a draft whose lock is held: the lock's file last, so that what a crash leaves can be swept away.
+/// Removes a locked draft. The lock file is removed last, so that the remainder can be swept after a crash.
 fn remove(draft: &Path, lock: File) -> io::Result<()> {
-    // Whatever comes by its name meanwhile: what is removed is in the directory that was looked at.
+    // The name may change meanwhile: only the content of the directory that was opened is removed.
     let (folder, last) = Location::in_disk(&draft.join(LOCK)).folder()?;
     for entry in fs::read_dir(folder.path())? {
         let entry = entry?;
@@ -180,7 +182,7 @@ fn remove(draft: &Path, lock: File) -> io::Result<()> {
         }
     }
     folder.remove_file(last)?;
-    // NFS keeps a removed file in its directory for as long as somebody has it open.
+    // NFS retains a removed file in its directory for as long as a program has it open.
     drop(lock);
     fs::remove_dir(draft)
 }
@@ -210,7 +212,7 @@ mod tests {
         fs::create_dir(&doomed).unwrap();
         fs::write(doomed.join("image"), "half").unwrap();
         fs::create_dir(folder.path().join("b")).unwrap();
-        // A link in its place leads nowhere: only itself is removed.
+        // A link with such a name is not followed: only the link is removed.
         std::os::unix::fs::symlink("b", folder.path().join(".deleting-c")).unwrap();
         fs::write(folder.path().join("b/image"), "whole").unwrap();
         sweep(folder.path());

@@ -1,11 +1,11 @@
-//! The identity of a datastore's file system, so that another one in its place is noticed.
+//! The identity of a datastore's file system, by which another one at its path is noticed.
 //!
-//! A file system that is not mounted leaves its mount point behind: an empty directory of another file system. The store asks
-//! here before it looks at a datastore, and so before anything is made there.
+//! An unmounted file system leaves its mount point: an empty directory on another file system. The store calls this
+//! before it reads a datastore, and so before it creates anything there.
 //!
 //! # Always true
-//! - What is remembered of a datastore changes only while the directory at its path is known to be the same.
-//! - A mark that is there is not written over: the hosts that share a datastore know it by the same one.
+//! - The stored identity of a datastore changes only while the directory at its path is known to be the same.
+//! - An existing mark is not overwritten: the hosts that share a datastore identify it by the same mark.
 //!
 //! # Picture
 //! ```text
@@ -32,14 +32,14 @@ use crate::os_error::{self, Outcome};
 use crate::text::new_uuid;
 use crate::text::quoted;
 
-/// In the directory of every datastore: what hosts leave for each other.
+/// Directory in every datastore for data that hosts share.
 pub(crate) const COMMON: &str = ".tidegate";
-/// In there, the mark.
+/// The mark's file in that directory.
 const MARK: &str = "datastore-id";
-/// More bytes than a mark has.
+/// A bound that is larger than a mark.
 const MARK_BYTES: usize = 64;
 
-/// A directory, as far as it tells which one it is.
+/// What identifies a directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Home {
@@ -53,27 +53,27 @@ pub(crate) struct Home {
     uuid: Option<String>,
     /// The directory's inode.
     inode: u64,
-    /// What its mark says, if it has one.
+    /// The content of its mark, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     mark: Option<String>,
-    /// Why its mark cannot be read. Such a directory is never remembered.
+    /// Why its mark cannot be read. The identity of such a directory is never stored.
     #[serde(skip)]
     damage: Option<String>,
 }
 
-/// Why a directory is not the one that is remembered.
+/// Why a directory differs from the stored one.
 #[derive(Debug, PartialEq, Eq)]
 enum Unlike {
-    /// It is another one.
+    /// It is another directory.
     Another(String),
-    /// It is on the same file system, and its mark is not what it was.
+    /// It is on the same file system, but its mark has changed.
     Damaged(String),
 }
 
 impl Home {
     const VERSION: u32 = 1;
 
-    /// What is at that path now.
+    /// The identity of the directory at that path now.
     fn at(path: &Path) -> io::Result<Home> {
         let directory = File::open(path)?;
         let there = directory.metadata()?;
@@ -123,7 +123,7 @@ impl Home {
             });
         }
         let marked = self.mark.is_some() && there.mark.is_some();
-        // Without a mark it is the same directory only if that is certain.
+        // Without a mark it is the same directory only if its other properties are conclusive.
         let certain = same && (self.uuid.is_some() || self.mark.is_none());
         if marked || certain {
             return None;
@@ -134,7 +134,7 @@ impl Home {
         }))
     }
 
-    /// In words.
+    /// Describes it in words.
     fn told(&self) -> String {
         match &self.uuid {
             Some(uuid) => format!("{} of {} (UUID {uuid})", self.kind, self.device),
@@ -143,7 +143,7 @@ impl Home {
     }
 }
 
-/// A type of file systems whose versions have names of their own.
+/// The family of a file system type whose versions have separate names.
 fn family(kind: &str) -> &str {
     match kind {
         "nfs4" => "nfs",
@@ -151,20 +151,20 @@ fn family(kind: &str) -> &str {
     }
 }
 
-/// What is remembered of a datastore's directory, and where.
+/// The stored identity of a datastore's directory, by its file.
 pub(super) struct Memory {
     file: PathBuf,
 }
 
 impl Memory {
-    /// That of a datastore in this state directory.
+    /// The stored identity of a datastore in this state directory.
     pub(super) fn of(state: &Path, datastore: &Name) -> Memory {
         Memory {
             file: state.join("homes").join(format!("{datastore}.toml")),
         }
     }
 
-    /// What is remembered.
+    /// Reads the stored identity.
     pub(super) fn read(&self) -> Outcome<Option<Home>> {
         let bytes = match files::read(&self.file, MAX_STATE_BYTES) {
             Ok(bytes) => bytes,
@@ -181,7 +181,7 @@ impl Memory {
         }
     }
 
-    /// Remembers the directory at a path, and marks it unless it is marked or cannot be.
+    /// Stores the identity of the directory at a path. Marks the directory if it has no mark and can have one.
     pub(super) fn adopt(&self, path: &Path) -> io::Result<()> {
         let mut home = Home::at(path)?;
         if let Some(damage) = home.damage {
@@ -198,7 +198,7 @@ impl Memory {
         self.write(&home)
     }
 
-    /// Forgets it.
+    /// Removes the stored identity.
     pub(super) fn forget(&self) -> io::Result<()> {
         match fs::remove_file(&self.file) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -206,7 +206,7 @@ impl Memory {
         }
     }
 
-    /// Fails unless the directory at a path is the one that is remembered.
+    /// Fails unless the directory at a path is the stored one.
     pub(super) fn check(&self, known: &Home, datastore: &Name, path: &Path) -> Outcome<()> {
         let mut there = Home::at(path).map_err(|error| {
             let why = format!("{}: {error}", path.display());
@@ -223,7 +223,7 @@ impl Memory {
             None => {}
         }
         if there.mark.is_none() {
-            // Somebody has removed it, or it could not be written before.
+            // The mark was removed, or could not be written before.
             there.mark = mark(path, known.mark.clone()).ok().or(known.mark.clone());
         }
         if there.uuid.is_none() {
@@ -245,7 +245,7 @@ impl Memory {
     }
 }
 
-/// Nothing is made on a datastore whose file system is not there, and nothing is read.
+/// The file system is not mounted: nothing is created on the datastore and nothing is read.
 pub(super) fn not_mounted(datastore: &Name, why: String, remedy: String) -> Problem {
     let what = format!("datastore {datastore} is not mounted");
     Problem::new(ProblemCode::Datastore, what)
@@ -253,12 +253,12 @@ pub(super) fn not_mounted(datastore: &Name, why: String, remedy: String) -> Prob
         .remedy(remedy)
 }
 
-/// Its file system is there, and what says which datastore it is cannot be believed.
+/// The file system is mounted, but the mark that identifies the datastore is damaged.
 fn damaged(datastore: &Name, known: &Home, path: &Path, why: String, there: &Home) -> Problem {
     let mark = path.join(COMMON).join(MARK);
     let shown = quoted(&mark);
     let remedy = match (&known.mark, &there.mark) {
-        // Another host may know the datastore by it.
+        // Another host may identify the datastore by it.
         (Some(words), Some(_)) => format!(
             "if other hosts use the directory, detach its disks here, then: tidegate datastore remove {datastore} && \
              tidegate datastore add {datastore} --path {path}; otherwise write it again: \
@@ -295,7 +295,7 @@ pub(crate) fn mark_file(path: &Path) -> PathBuf {
     path.join(COMMON).join(MARK)
 }
 
-/// What the directory at a path is marked with, if it is. A mark that is none is invalid data.
+/// The mark of the directory at a path, if it has one. An invalid mark is reported as invalid data.
 pub(crate) fn mark_of(path: &Path) -> io::Result<Option<String>> {
     match Folder::named(path)?.look(COMMON) {
         Ok(there) if FileType::from_raw_mode(there.st_mode).is_dir() => {}
@@ -324,10 +324,10 @@ pub(crate) fn mark_of(path: &Path) -> io::Result<Option<String>> {
     }
 }
 
-/// Marks a directory with these words, or with new ones. What it is marked with then: another host may have come first.
+/// Marks a directory with this UUID or a new one. Returns its mark, which may be that of a faster host.
 fn mark(path: &Path, words: Option<String>) -> io::Result<String> {
     let fresh = new_uuid().map_err(io::Error::other)?.to_string();
-    // Peers may have put a link there: it is not followed.
+    // Peers may have created a link there: it is not followed.
     let folder = Folder::named(path)?.make_folder(COMMON, 0o755)?;
     let draft = format!(".{MARK}.{fresh}");
     let words = words.unwrap_or(fresh);
@@ -335,7 +335,7 @@ fn mark(path: &Path, words: Option<String>) -> io::Result<String> {
     files::replace(at, format!("{words}\n").as_bytes())?;
     let named = folder.rename_new(&draft, MARK);
     if named.is_err() {
-        // If it stays, it is in nobody's way.
+        // If it stays, it does no harm.
         let _ = folder.remove_file(&draft);
     }
     match named {
@@ -345,7 +345,7 @@ fn mark(path: &Path, words: Option<String>) -> io::Result<String> {
     mark_of(path)?.ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
-/// Whether there are disks in a directory, or something that hosts left for each other.
+/// Whether a directory contains disks, or data that hosts share.
 pub(super) fn is_used(path: &Path) -> io::Result<bool> {
     for entry in fs::read_dir(path)? {
         let entry = entry?;
@@ -382,7 +382,7 @@ mod tests {
         let known = home("ext4", Some("u"), 2, Some("m"));
         let is_known = |there: Home| known.unlike(&there).is_none();
         assert!(is_known(known.clone()));
-        // A directory that was restored, or one whose UUID cannot be asked for just now.
+        // A directory that was restored, or one whose UUID cannot be read now.
         assert!(is_known(home("ext4", Some("u"), 7, Some("m"))));
         assert!(is_known(home("ext4", None, 2, Some("m"))));
         assert!(is_known(home("ext4", Some("u"), 2, None)));
@@ -396,7 +396,7 @@ mod tests {
         ] {
             assert!(is_another(known.unlike(&there)), "{there:?}");
         }
-        // One that was never marked.
+        // A directory that was never marked.
         let known = home("ext4", None, 2, None);
         assert_eq!(known.unlike(&home("ext4", None, 2, None)), None);
         assert!(is_another(known.unlike(&home("ext4", None, 3, None))));
@@ -413,7 +413,7 @@ mod tests {
         };
         assert!(is_damaged(&unreadable("ext4", Some("u"))));
         assert!(is_damaged(&unreadable("ext4", None)));
-        // Another file system is that first of all.
+        // A different file system is reported first.
         assert!(!is_damaged(&unreadable("ext4", Some("v"))));
         assert!(!is_damaged(&unreadable("xfs", Some("u"))));
     }
@@ -466,7 +466,7 @@ mod tests {
             damage(&mark);
             let problem = check().unwrap_err();
             assert_eq!(problem.what, "datastore d has a damaged mark");
-            // It is not remembered, nor taken for a new datastore.
+            // Its identity is not stored, and it is not taken for a new datastore.
             assert_eq!(memory.read().unwrap(), Some(known.clone()));
             assert!(memory.adopt(&path).is_err());
             let remedy = problem.remedy.unwrap();
@@ -510,7 +510,7 @@ mod tests {
         memory.adopt(&path).unwrap();
         let known = memory.read().unwrap().unwrap();
         assert!(known.mark.is_some());
-        // The inode and the device's name may change; its mark may not, and what cannot be asked for stays known.
+        // The inode and the device name may change, but not the mark. A property that cannot be read now stays stored.
         let before = Home {
             inode: known.inode ^ 1 << 40,
             device: "before".to_owned(),

@@ -1,8 +1,8 @@
-//! One Unix socket for each disk, where virtual machines knock; whoever comes in is handed to the engine.
+//! The Unix socket of a disk, where virtual machines connect; each connection is passed to the engine.
 //!
 //! # Always true
 //! - The socket file exists exactly while the disk is attached.
-//! - Clients that are refused again and again do not fill the log.
+//! - Clients that are refused repeatedly do not fill the log.
 
 use std::io;
 use std::path::PathBuf;
@@ -22,13 +22,13 @@ use crate::listen::sockets;
 use crate::os_error::limits;
 use crate::os_error::{self, Outcome};
 
-/// Guests may read and write the disk: their hypervisor's group is let in, nobody else.
+/// Guests may read and write the disk: apart from the daemon, only the hypervisor's group has access.
 const MODE: u32 = 0o660;
 
-/// How long to wait after a virtual machine was turned away: not to spin when it comes back at once.
+/// Delay after a refused virtual machine, so that immediate reconnects do not cause a busy loop.
 const BREATH: Duration = Duration::from_millis(100);
 
-/// A listening socket of one disk. Dropped, it stops listening and its file is gone.
+/// A listening socket of one disk. When dropped, it stops listening and removes its file.
 #[derive(Debug)]
 pub(crate) struct VhostListener {
     path: Option<PathBuf>,
@@ -42,7 +42,7 @@ impl VhostListener {
         VhostListener::on(socket, Some(path), live)
     }
 
-    /// Takes guests of a disk from a socket that listens already; `path` is its file, if it is ours to remove.
+    /// Accepts guests of a disk on a socket that already listens. `path` is its file, if the daemon should remove it.
     pub(crate) fn on(
         socket: std::os::unix::net::UnixListener,
         path: Option<PathBuf>,
@@ -92,7 +92,7 @@ fn hand_over(
 ) -> Outcome<()> {
     limits::must_have_room("cannot accept a virtual machine")?;
     let socket = socket.into_std().and_then(|socket| {
-        // The protocol's thread waits for messages as such a thread should.
+        // The vhost-user thread uses blocking reads.
         socket.set_nonblocking(false)?;
         Ok(socket)
     });
@@ -103,7 +103,7 @@ fn hand_over(
     })
 }
 
-/// Says in the log that a virtual machine was refused, unless that was said lately.
+/// Logs that a virtual machine was refused, unless that was logged recently.
 fn report(refusals: &Refusals, disk: &Name, problem: &Problem) {
     let whom = "a Unix socket";
     if let Some(left_out) = refusals.must_tell(whom, &problem.to_string(), Instant::now()) {
@@ -176,7 +176,7 @@ mod tests {
         for _ in 0..5 {
             clients.push(UnixStream::connect(&path).await.unwrap());
         }
-        // Two are served, whichever were first.
+        // Two are served, in any order.
         let deadline = Instant::now() + Duration::from_secs(10);
         while refusals.counted() != (1, 2) && Instant::now() < deadline {
             tokio::task::yield_now().await;

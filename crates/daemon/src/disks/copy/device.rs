@@ -1,11 +1,11 @@
-//! A block device that a disk is copied to.
+//! A block device as the destination of a copy.
 //!
-//! Import and export write to it in its place: there is no draft of a device. So it is opened for nobody else, and what is
-//! half written is said to be.
+//! Import and export write to it in place: a device has no draft. So it is opened exclusively, and an error says if it
+//! is partly written.
 //!
 //! # Always true
-//! - Only a block device that nobody has mounted or holds otherwise is written to.
-//! - What the disk has as zeroes reads as zeroes there, whatever was there before.
+//! - Only a block device that is not mounted or otherwise in exclusive use is written to.
+//! - Zeroes of the disk read as zeroes on the device, whatever its earlier content.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, Seek, SeekFrom};
@@ -21,7 +21,7 @@ use crate::os_error::{self, Outcome};
 /// Zeroes written at a time where the device has no command for them.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
-/// What to do where no block device is at a path.
+/// The remedy if there is no block device at a path.
 pub(crate) const FIND: &str = "look for the device with `lsblk -p`";
 
 /// Whether a path leads to a block device.
@@ -37,7 +37,7 @@ pub(crate) struct DeviceSink {
 }
 
 impl DeviceSink {
-    /// Opens a device to which so many bytes are to go. `admit` may refuse it once it is open.
+    /// Opens a device for a copy of this many bytes. `admit` may refuse it once it is open.
     pub(crate) fn open(
         path: &Path,
         size: u64,
@@ -85,7 +85,7 @@ impl DeviceSink {
         Ok(DeviceSink { file, path })
     }
 
-    /// Has `copy` fill it, durably; if that fails, it is said what is there now.
+    /// Lets `copy` fill it, durably. If that fails, the error says what is on the device now.
     pub(crate) fn fill(&mut self, copy: impl FnOnce(&mut dyn Sink) -> Outcome<()>) -> Outcome<()> {
         let copied = copy(self).and_then(|()| {
             let what = || format!("cannot write to {}", self.path.display());
@@ -107,7 +107,7 @@ impl Sink for DeviceSink {
 
     fn zero(&mut self, offset: u64, length: u64) -> io::Result<()> {
         let how = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
-        // Devices take whole sectors only; an odd end is written.
+        // Devices accept only whole sectors for this; an odd remainder is written.
         let whole = length - length % 4096;
         let done = match whole {
             0 => 0,

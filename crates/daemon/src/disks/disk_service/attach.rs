@@ -1,4 +1,4 @@
-//! Attaching and detaching: a disk's way into service and out of it.
+//! Attaches and detaches disks.
 
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
@@ -27,21 +27,21 @@ use crate::os_error::limits;
 use crate::os_error::{self, Outcome};
 use crate::store::{Found, Identity};
 
-/// How long whoever detaches a disk waits for its I/O in flight: longer than any datastore that still works needs for a
-/// queue full of I/Os.
+/// How long a detach waits for the disk's I/O in flight: longer than a working datastore needs for a full queue of
+/// I/Os.
 pub(crate) const PARTING: Duration = Duration::from_secs(10);
 
-/// How often a disk may change while it is being opened: more often than any administrator changes one.
+/// How often a disk may change while it is being opened: more often than any administrator changes it.
 const OPENINGS: usize = 5;
 
 impl DiskService {
-    /// Attaches a disk, and remembers to do so at every start.
+    /// Attaches a disk, and stores that it is to be attached at every start.
     pub(crate) fn attach(&self, name: &Name, order: api::DiskAttach) -> Outcome<api::Disk> {
         let claim = self.claim(name, format!("cannot attach disk {name}"))?;
         self.attach_claimed(&claim, order)
     }
 
-    /// The same for an order that has the disk already.
+    /// Attaches a disk that the command has already claimed.
     pub(super) fn attach_claimed(
         &self,
         claim: &Claim,
@@ -49,7 +49,7 @@ impl DiskService {
     ) -> Outcome<api::Disk> {
         let name = claim.name();
         let mut found = self.find(name)?;
-        // Until it is remembered where the disk lies, only this tells that the datastore is needed.
+        // Until the disk's datastore is stored, only this shows that the datastore is in use.
         claim.keep(&found.datastore);
         let live = self.live.get(name);
         let brought_up = live.is_none();
@@ -63,7 +63,8 @@ impl DiskService {
         let remembered = self.remember(|disks| {
             disks.insert(name.clone(), found.datastore.clone());
         });
-        // It serves; that it would not after a restart is worth an error, and detaching it would be worse.
+        // The disk is served now. If it would not be attached after a restart, that is an error, but no reason to
+        // detach it.
         remembered?;
         if brought_up {
             self.remember_access(name, order.access)?;
@@ -72,7 +73,7 @@ impl DiskService {
         Ok(self.describe(&found, true))
     }
 
-    /// Attaches the disks that are remembered; those that cannot be are remembered with their problem.
+    /// Attaches the disks that are wanted at every start. If one cannot be attached, its problem is recorded.
     pub(crate) fn attach_remembered(&self) -> Outcome<usize> {
         let mut by_datastore: BTreeMap<Name, Vec<Name>> = BTreeMap::new();
         for (name, on) in self.store.attached()? {
@@ -80,12 +81,12 @@ impl DiskService {
         }
         let runtime = Handle::current();
         let attach = |names: &[Name]| {
-            // Their sockets are listened to there.
+            // Their sockets are registered with this runtime.
             let _context = runtime.enter();
             let attached = names.iter().filter(|name| self.attach_again(name));
             attached.count()
         };
-        // Side by side: one datastore that does not answer must not use up the others' time.
+        // In parallel: a datastore that does not respond must not use up the others' time.
         Ok(std::thread::scope(|scope| {
             let coming: Vec<_> = by_datastore
                 .values()
@@ -98,7 +99,7 @@ impl DiskService {
         }))
     }
 
-    /// Attaches a disk that is remembered. Answers whether it is attached now.
+    /// Attaches a wanted disk. Returns whether it is attached now.
     fn attach_again(&self, name: &Name) -> bool {
         match self.attach(name, self.remembered_order(name)) {
             Ok(_) => true,
@@ -110,7 +111,7 @@ impl DiskService {
         }
     }
 
-    /// Detaches a disk, and forgets to attach it at the next start.
+    /// Detaches a disk, and no longer attaches it at the next start.
     pub(crate) fn detach(&self, name: &Name, clients: api::Clients) -> Outcome<api::Disk> {
         let what = format!("cannot detach disk {name}");
         let was_on = self.claims.wait_for_detach(name, self.parting)?;
@@ -121,7 +122,7 @@ impl DiskService {
             None => self.store.attached()?.remove(name).or(was_on),
         };
         let Some(on) = on else {
-            // There is nothing to do, if there is such a disk.
+            // There is nothing to do, provided that the disk exists.
             let found = self.search(name)?;
             locked(&self.troubles).remove(name);
             return Ok(self.describe(&found, false));
@@ -139,20 +140,20 @@ impl DiskService {
             }
             ended = self.take_down(&live, Some(claim.clone()));
         }
-        // Also while it is still under way: the order stands, and the next start must not attach the disk.
+        // Also if the detach is still in progress: the command is valid, and the next start must not attach the disk.
         self.remember(|disks| {
             disks.remove(name);
         })?;
         locked(&self.troubles).remove(name);
         ended?;
-        // Looked at last: one that is gone, cannot be read, or lies on a datastore that hangs, is let go of all the same.
+        // Read last: a disk is detached even if it is missing, unreadable, or on a datastore that hangs.
         Ok(match self.find_from(name, &on) {
             Ok(found) => self.describe(&found, false),
             Err(problem) => unreadable(name, &on, false, problem),
         })
     }
 
-    /// Ends all that is attached, and the engine, for the end of the daemon. Tells how many disks could not end in peace.
+    /// Detaches all disks and stops the engine, when the daemon ends. Reports how many disks did not detach cleanly.
     pub(crate) fn end(self: &Arc<DiskService>) -> Outcome<oneshot::Receiver<usize>> {
         let (tell, told) = oneshot::channel();
         let disk_service = Arc::clone(self);
@@ -160,10 +161,10 @@ impl DiskService {
             let hasty = disk_service.detach_all();
             disk_service.host.stop();
             disk_service.leases.end();
-            // Who has no more time to hear it has gone.
+            // The receiver may have given up and exited.
             let _ = tell.send(hasty);
         };
-        // A thread of its own: those on which orders block may all hang on a datastore by now.
+        // A separate thread: all threads for blocking commands may hang on a datastore by now.
         std::thread::Builder::new()
             .name("ending".to_owned())
             .spawn(end)
@@ -171,20 +172,20 @@ impl DiskService {
         Ok(told)
     }
 
-    /// Detaches every disk; they stay remembered. Answers how many could not end in peace.
+    /// Detaches every disk. They are attached again at the next start. Returns how many did not detach cleanly.
     pub(super) fn detach_all(&self) -> usize {
         let until = Instant::now() + self.parting;
-        // Side by side: one datastore that hangs must not use up the others' time.
+        // In parallel: a datastore that hangs must not use up the others' time.
         let live = self.live.all();
         let end = |live: &Arc<Attached>| {
-            // An order that is at work on it does not keep it from ending.
+            // A disk is detached even if another command works on it.
             let claim = self.claim(live.name(), "").ok();
             let held = claim.is_some();
             match self.take_down(live, claim) {
                 Ok(()) => 0,
                 Err(problem) => {
                     tracing::error!(disk = %live.name(), %problem, "a disk did not detach cleanly");
-                    // One whose claim is still held is counted below.
+                    // A disk that is still claimed is counted below.
                     usize::from(!held)
                 }
             }
@@ -199,7 +200,7 @@ impl DiskService {
         hasty + self.claims.wait_for_all_detaches(until)
     }
 
-    /// Answers with the disk as it was when it was attached.
+    /// Returns the disk as it was when it was attached.
     fn bring_up(&self, found: Found, order: &api::DiskAttach, claim: &Claim) -> Outcome<Found> {
         limits::must_have_room(&format!("cannot attach disk {}", found.name))?;
         let (whole, opened, export) = self.open_as_it_stands(found, order)?;
@@ -232,7 +233,7 @@ impl DiskService {
         live.stand(Standing {
             descriptor: found.descriptor.clone(),
             path: found.descriptor_file(),
-            // What was read may be old by now: the first look reads it again.
+            // The content may be outdated by now: the first check reads it again.
             stamp: None,
             admission,
             image: match found.settings {
@@ -258,8 +259,8 @@ impl DiskService {
         Ok(whole)
     }
 
-    /// Opens a disk's image, alone or with other readers, as its descriptor says by then: while a lock is waited for, whoever
-    /// has it may change the disk.
+    /// Opens a disk's image, exclusively or shared with other readers, as its descriptor says once the lock is granted.
+    /// During the wait, the owner of the lock may change the disk.
     fn open_as_it_stands(
         &self,
         mut found: Found,
@@ -284,7 +285,7 @@ impl DiskService {
             let record = self.store.record(&found.datastore)?;
             let coordination = record.io_control.coordination;
             if is_borrowed {
-                // Its own host may write to it meanwhile, where no lock says so.
+                // On a datastore without usable locks, the host that has it may write to it meanwhile.
                 self.leases.nobody_else(&found, coordination.clone())?;
             }
             let lease = self.leases.take(&found, coordination, order.takeover)?;
@@ -303,18 +304,18 @@ impl DiskService {
             .remedy("try again when that has ended"))
     }
 
-    /// Takes a disk out of service.
+    /// Detaches a disk.
     fn take_down(&self, live: &Arc<Attached>, claim: Option<Claim>) -> Outcome<()> {
-        // First nobody new comes in, then those who are inside end.
+        // First no new clients are accepted, then the existing ones are disconnected.
         if !self.live.remove(live.name()) {
-            // Another order is detaching it.
+            // Another command is detaching it.
             return Ok(());
         }
         self.let_go(live, claim)
     }
 
-    /// Has the engine let go of a disk, and waits for that. When it takes too long, this gives up, but nothing is forgotten:
-    /// the disk's name stays taken, and its datastore in use, until the engine is done with it.
+    /// Tells the engine to close a disk, and waits for that. If this takes too long, it gives up waiting. Even then the
+    /// disk's name stays taken, and its datastore in use, until the engine has closed the disk.
     fn let_go(&self, live: &Arc<Attached>, claim: Option<Claim>) -> Outcome<()> {
         live.close();
         if let Some(claim) = &claim {
@@ -326,17 +327,17 @@ impl DiskService {
         let end = move || {
             let ended = detach(&leaving);
             drop(held);
-            // Who asked may have given up waiting.
+            // The caller may have given up waiting.
             let _ = tell.send(ended);
         };
         let thread = format!("detach-{}", live.name());
         if std::thread::Builder::new().name(thread).spawn(end).is_err() {
-            // The system has no thread left. Nothing has happened yet: it is done here, however long it takes.
+            // The system has no thread left. Nothing has happened yet, so it is done here, however long it takes.
             return detach(live);
         }
         match told.recv_timeout(self.parting) {
             Ok(ended) => ended,
-            // The thread always tells, unless it has died.
+            // The thread always sends a result, unless it has died.
             Err(RecvTimeoutError::Disconnected) => Ok(()),
             Err(RecvTimeoutError::Timeout) => {
                 tracing::warn!(disk = %live.name(), datastore = %live.datastore(), "the disk is still being \
@@ -349,7 +350,7 @@ impl DiskService {
         }
     }
 
-    /// How a disk is attached that is remembered.
+    /// The options with which a wanted disk is attached.
     pub(super) fn remembered_order(&self, name: &Name) -> api::DiskAttach {
         let read_only = self.store.attached_read_only().unwrap_or_default();
         let access = match read_only.contains(name) {
@@ -380,7 +381,7 @@ impl DiskService {
     }
 }
 
-/// Fails if an attached disk is written to though an order wants it to be read only, or the other way round.
+/// Fails if a disk is attached read-only and the command requests write access, or the reverse.
 fn must_be_accessed_so(live: &Attached, found: &Found, access: api::Access) -> Outcome<()> {
     let only_read = access == api::Access::ReadOnly;
     let (how, remedy) = match (live.is_read_only(), only_read) {
@@ -398,7 +399,7 @@ fn must_be_accessed_so(live: &Attached, found: &Found, access: api::Access) -> O
     Err(Problem::new(ProblemCode::Busy, format!("disk {name} is attached {how}")).remedy(remedy))
 }
 
-/// Has the engine let go of a disk, however long it takes, and then leaves its datastore.
+/// Waits until the engine has closed a disk, however long that takes, then ends its use of its datastore.
 fn detach(live: &Attached) -> Outcome<()> {
     let ended = live.detach(None);
     live.leave_datastore();

@@ -1,13 +1,14 @@
-//! Attaches disks whose datastores could not be used when the daemon started, once they can be.
+//! Attaches disks whose datastores were unusable when the daemon started, once they become usable.
 //!
-//! After a power failure hosts are often up before their file servers: a datastore is not mounted yet, or hangs. Its disks
-//! are wanted all the same, and nobody should have to be called to say so.
+//! After a power failure, hosts are often up before their file servers: a datastore is not mounted yet, or hangs. Its
+//! disks must still be attached later, without an administrator.
 //!
 //! # Always true
-//! - Only disks that are remembered are attached, and only those that their datastore kept from it: one that another host
-//!   has, or whose descriptor makes no sense, is left for its operator to decide.
-//! - An order on such a disk waits for no look at its datastore, and one that hangs keeps no other's disks waiting.
-//! - While no disk is missing, nothing wakes up.
+//! - Only wanted disks are attached, and only if their datastore was the obstacle. A disk that another host has, or
+//!   whose descriptor is invalid, is left to the administrator.
+//! - A command on such a disk does not wait for a scan of its datastore. A datastore that hangs does not delay disks on
+//!   others.
+//! - While no disk is missing, there are no wakeups.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,22 +21,22 @@ use tokio::runtime::Handle;
 use super::{DiskService, locked};
 use crate::os_error::{self, Outcome};
 
-/// How often it is tried: so long guests of a datastore that is back may have to wait.
+/// Interval between attempts: guests may have to wait this long after their datastore is back.
 const EVERY: Duration = Duration::from_secs(5);
 
-/// Tries until it is dropped, or no disk is missing. Disks are missed at the start or never: one that was attached stays so
-/// while its datastore is gone.
+/// Retries until it is dropped or no disk is missing. Disks can be missing only from the start: an attached disk stays
+/// attached while its datastore is gone.
 pub(crate) async fn attach_missing(disk_service: Arc<DiskService>) {
     while disk_service.misses_any() {
         tokio::time::sleep(EVERY).await;
         let disk_service = Arc::clone(&disk_service);
-        // One that fails is followed by another.
+        // After a failure, the next attempt follows.
         let _ = os_error::blocking(move || disk_service.try_missing()).await;
     }
     std::future::pending().await
 }
 
-/// The right to try a datastore's disks, until dropped.
+/// The right to retry a datastore's disks, until dropped.
 struct Trying<'a> {
     disk_service: &'a DiskService,
     datastore: Name,
@@ -48,12 +49,12 @@ impl Drop for Trying<'_> {
 }
 
 impl DiskService {
-    /// Whether a datastore keeps some disk from being attached.
+    /// Whether any disk is not attached because of its datastore.
     pub(super) fn misses_any(&self) -> bool {
         locked(&self.troubles).values().any(may_pass)
     }
 
-    /// The remembered disks that their datastores keep from being attached, by datastore.
+    /// The wanted disks that are not attached because of their datastores, by datastore.
     pub(super) fn missing(&self) -> Outcome<BTreeMap<Name, Vec<Name>>> {
         let wanted = self.store.attached()?;
         let troubles = locked(&self.troubles);
@@ -66,7 +67,7 @@ impl DiskService {
         Ok(missing)
     }
 
-    /// Tries each datastore's missing disks, but for those where that is going on.
+    /// Retries the missing disks of each datastore, unless that is already in progress.
     pub(super) fn try_missing(self: &Arc<DiskService>) -> Outcome<()> {
         let runtime = Handle::current();
         for (datastore, disks) in self.missing()? {
@@ -80,7 +81,7 @@ impl DiskService {
                     disk_service: &disk_service,
                     datastore,
                 };
-                // Their sockets are listened to there.
+                // Their sockets are registered with this runtime.
                 let _context = runtime.enter();
                 disk_service.attach_those_missing(&disks);
             };
@@ -94,10 +95,10 @@ impl DiskService {
         Ok(())
     }
 
-    /// Attaches what can be attached of one datastore's missing disks.
+    /// Attaches a datastore's missing disks as far as possible.
     pub(super) fn attach_those_missing(&self, disks: &[Name]) {
         for disk in disks {
-            // Seen first: while that takes its time, no order is kept off the disk.
+            // The lookup comes before the claim: however long it takes, it does not block commands on the disk.
             let attached = self.find(disk).and_then(|_| self.attach_if_wanted(disk));
             if let Err(problem) = attached {
                 self.renew_trouble(disk, problem);
@@ -107,7 +108,7 @@ impl DiskService {
 
     fn attach_if_wanted(&self, disk: &Name) -> Outcome<()> {
         let Ok(claim) = self.claim(disk, "") else {
-            // An order is at work on it, which will come to something.
+            // Another command works on it and will have its own result.
             return Ok(());
         };
         if self.store.attached()?.contains_key(disk) {
@@ -116,9 +117,9 @@ impl DiskService {
         Ok(())
     }
 
-    /// The reason why a disk is missing may have become another one; nobody is told the same one twice.
+    /// Updates the reason why a disk is missing. A reason is logged only when it changes.
     fn renew_trouble(&self, disk: &Name, problem: Problem) {
-        // One that was let go of meanwhile has none any more.
+        // A disk that was detached meanwhile has no reason any more.
         if let Some(known) = locked(&self.troubles).get_mut(disk)
             && *known != problem
         {
@@ -128,7 +129,7 @@ impl DiskService {
     }
 }
 
-/// Whether a problem is one that goes away by itself when a datastore comes back.
+/// Whether a problem disappears by itself when a datastore comes back.
 fn may_pass(problem: &Problem) -> bool {
     matches!(
         problem.code,

@@ -1,4 +1,4 @@
-//! Orders that make, change and take away disks.
+//! Commands that create, change and delete disks.
 
 use std::io;
 
@@ -21,18 +21,18 @@ use crate::store::Found;
 use crate::store::disks;
 use crate::text::new_uuid;
 
-/// What somebody has to be alone with a disk for.
+/// The purpose for which a command needs a disk to itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// To copy it.
     Read,
-    /// To give it another size, or to delete it, whether it is read-only or not.
+    /// To resize or delete it, whether it is read-only or not.
     Change,
-    /// To delete what is known of it. Its image is not touched.
+    /// To delete its records. Its image is not touched.
     Forget,
 }
 
-/// A disk that is kept for somebody: its image, open and locked, and its lease, which goes back after the image is closed.
+/// A reserved disk: its open and locked image, and its lease, which is released after the image is closed.
 pub(super) type Held = (Option<host::Opened>, Option<Lease>);
 
 impl DiskService {
@@ -80,7 +80,7 @@ impl DiskService {
                      flag only when it connects")
                 .remedy(format!("detach it first: tidegate disk detach {name}")));
         }
-        // All that an order names must make sense, and is agreed to by it.
+        // Everything in a command must be valid, and the command itself allows the paths that it names.
         plan::disk(&after)?;
         if order.filters.is_some() {
             self.must_say_where(&after.descriptor, &before.descriptor.filters, name)?;
@@ -92,7 +92,7 @@ impl DiskService {
             .policy(&after.descriptor)
             .map_err(|problem| problem.within(&what))?;
         let key = plan::policy::key(after.descriptor.uuid);
-        // Of a reservation that was written elsewhere not all may count.
+        // A reservation that was changed elsewhere may not be in effect in full.
         let standing = live.as_ref().and_then(|live| live.policy());
         let counts = standing.as_ref().unwrap_or(&before.descriptor.policy);
         let names_it = order
@@ -102,7 +102,7 @@ impl DiskService {
         let reserves = names_it && counts.reservation < after.descriptor.policy.reservation;
         let unpromised = match reserves {
             true => order.unpromised,
-            // Who gives something back is not refused the rest.
+            // A command that does not raise the reservation is not refused if that cannot be guaranteed.
             false => api::Unpromised::BestEffort,
         };
         let admission = self
@@ -116,7 +116,7 @@ impl DiskService {
         let policy = self.policy(&here.descriptor)?;
         self.store.write_descriptor(&after)?;
         if let Some(live) = &live {
-            // Not what stood in the file: another host may have changed that a moment ago.
+            // Not from the file: another host may have changed that just now.
             let standing = live
                 .descriptor()
                 .unwrap_or_else(|| before.descriptor.clone());
@@ -124,14 +124,14 @@ impl DiskService {
                 true => Ok(()),
                 false => live.set_policy(&policy),
             };
-            // Filters come last: those of a disk whose datastore hangs take their place whenever it goes on.
+            // Filters come last: if the disk's datastore hangs, they take effect when it resumes.
             let changed =
                 policed.and_then(|()| match standing.filters == here.descriptor.filters {
                     true => Ok(()),
                     false => live.restack(&filters),
                 });
             if let Err(problem) = changed {
-                // The file is what counts; the policy of before is put back with it, as far as that goes.
+                // The file is authoritative. The old policy is restored along with it, as far as possible.
                 if let Ok(policy) = self.policy(&standing) {
                     let _ = live.set_policy(&policy);
                 }
@@ -148,7 +148,7 @@ impl DiskService {
         self.disk(name)
     }
 
-    /// Changes a disk's size. Growing is seen by guests at once; shrinking needs a detached disk.
+    /// Changes a disk's size. Guests see growth at once; shrinking needs a detached disk.
     pub(crate) fn resize(&self, name: &Name, order: api::DiskResize) -> Outcome<api::Disk> {
         let what = format!("cannot resize disk {name}");
         let _claim = self.claim(name, &what)?;
@@ -179,8 +179,8 @@ impl DiskService {
             let _held = self
                 .hold(&found, Purpose::Change)
                 .map_err(|e| e.within(&what))?;
-            // The descriptor first: a crash in between leaves a longer image than is told. What is too much of it is cleared
-            // before the disk grows again.
+            // The descriptor first: a crash in between leaves an image longer than the recorded size. The excess is
+            // cleared before the disk grows again.
             self.store.write_descriptor(&found)?;
             self.store.resize_image(&found, before, after)?;
         } else {
@@ -196,14 +196,14 @@ impl DiskService {
                     ),
                     Some(_) => None,
                 };
-                // The image first: a crash in between leaves a longer image than is told, which hurts nobody.
-                // What an attached disk has is its guests', whatever the descriptor says.
+                // The image first: a crash in between leaves an image longer than the recorded size, which is harmless.
+                // The full size of an attached disk belongs to its guests, whatever the descriptor says.
                 let had = live.as_ref().map_or(before, |live| before.max(live.size()));
                 self.store.resize_image(&found, had, after)?;
                 self.store.write_descriptor(&found)?;
             }
-            // An I/O thread that was busy with another change may have refused it, the disk being larger already: who asks
-            // again is to have it told.
+            // An I/O thread that was busy with another change may have refused an earlier resize, after the descriptor
+            // had grown. A repeated command then notifies the guests.
             if let Some(live) = live
                 && live.size() < after
             {
@@ -222,7 +222,7 @@ impl DiskService {
         if self.live.get(name).is_some() {
             return Err(attached(name, what, "its guests would lose their data"));
         }
-        // What may not be opened here stays as it is, and its disk must be deletable.
+        // A device that may not be opened here is left as it is, and its disk must be deletable.
         let purpose = match found.has_sound_image() && self.must_be_agreed(&found).is_ok() {
             true => Purpose::Change,
             false => Purpose::Forget,
@@ -230,7 +230,7 @@ impl DiskService {
         let held = self.hold(&found, purpose).map_err(|e| e.within(&what))?;
         self.store.delete_disk(&found, held)?;
         self.forget_agreed(&found)?;
-        // One that was wanted and could not be attached is not wanted any more.
+        // A wanted disk that could not be attached is no longer wanted.
         self.remember(|disks| {
             disks.remove(name);
         })?;
@@ -239,9 +239,9 @@ impl DiskService {
         Ok(())
     }
 
-    /// Keeps other daemons, on this host and others, off a detached disk, as long as what is answered lives.
+    /// Keeps other daemons on all hosts from using a detached disk, until the result is dropped.
     pub(super) fn hold(&self, found: &Found, purpose: Purpose) -> Outcome<Held> {
-        // An image that is gone needs no holding, and its disk must be deletable.
+        // A missing image needs no lock, and its disk must be deletable.
         if !matches!(found.settings, DatastoreSettings::Dir { .. }) || !found.image().exists() {
             return Ok((None, None));
         }
@@ -255,7 +255,7 @@ impl DiskService {
                 self.must_be_agreed(found)?;
                 let (opened, writable) = self.open_to_read(found)?;
                 if !writable && !found.descriptor.read_only {
-                    // Where nothing can be written, no lease can be taken.
+                    // Without write access, no lease can be taken.
                     self.leases.nobody_else(found, None)?;
                     return Ok((Some(opened), None));
                 }
@@ -270,8 +270,8 @@ impl DiskService {
         Ok((opened, lease))
     }
 
-    /// Opens and locks a disk's image to copy it, in nobody's way who only reads it. Whether it is open to be written, too:
-    /// not where nobody may, as on a file system that can only be read.
+    /// Opens and locks a disk's image to copy it, shared with other readers. Also returns whether it is open for
+    /// writing, which is impossible if, for example, its file system is read-only.
     fn open_to_read(&self, found: &Found) -> Outcome<(host::Opened, bool)> {
         if found.descriptor.read_only {
             return Ok((self.open_locked(found, true)?, false));
@@ -285,10 +285,10 @@ impl DiskService {
         }
     }
 
-    /// Opens and locks a disk's image to be alone with it.
+    /// Opens and locks a disk's image exclusively.
     fn open_alone(&self, found: &Found) -> Outcome<host::Opened> {
         match self.open_locked(found, false) {
-            // A device that nobody can write to: its disk must be deletable.
+            // A device that cannot be written to: its disk must be deletable.
             Err(problem)
                 if problem.code == ProblemCode::Datastore
                     && found.descriptor.read_only
@@ -306,7 +306,7 @@ impl DiskService {
             .map_err(|problem| self.leases.locked_by(found, problem))
     }
 
-    /// Fails if a disk of that name is there, readable or not.
+    /// Fails if a disk of that name exists, readable or not.
     pub(super) fn must_be_new(&self, name: &Name, what: &str) -> Outcome<()> {
         match self.search(name) {
             Err(problem) if problem.code == ProblemCode::NotFound => Ok(()),
@@ -325,7 +325,7 @@ pub(super) fn attached(name: &Name, what: impl Into<String>, why: &str) -> Probl
         .remedy(format!("detach it first: tidegate disk detach {name}"))
 }
 
-/// Fails if a disk's image would not be as large as the disk after it has grown. Nothing is changed yet.
+/// Fails if a disk's image could not grow to the disk's new size. Nothing is changed yet.
 fn can_follow(found: &Found, live: Option<&Attached>, size: u64) -> Outcome<()> {
     match (&found.settings, live) {
         (DatastoreSettings::Memory {} | DatastoreSettings::Emulated { .. }, Some(_)) => {
@@ -437,7 +437,7 @@ fn describe_new(
     Ok(descriptor)
 }
 
-/// Puts an order's changes into a descriptor, which stays in range.
+/// Applies a command's changes to a descriptor, whose values stay in range.
 fn apply(descriptor: &mut Descriptor, order: &api::DiskSet, what: &str) -> Outcome<()> {
     let api::DiskSet {
         cache,

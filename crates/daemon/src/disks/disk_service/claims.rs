@@ -1,12 +1,12 @@
 //! Claims: the disks that a command works on or detaches.
 //!
-//! An order takes a [`Claim`] on its disk's name. A detach hands a clone of its claim to the thread that waits for the
-//! engine, so that the name stays taken when the order itself gives up.
+//! A command takes a [`Claim`] on its disk's name. A detach passes a clone of its claim to the thread that waits for
+//! the engine. So the name stays taken when the command itself gives up.
 //!
 //! # Always true
-//! - One order at a time has a claim on a name, until the last clone of it is dropped.
-//! - A name is claimed for as long as the engine still has I/O of that disk: a second instance beside the first could see
-//!   its new writes overwritten by old ones.
+//! - One command at a time has a claim on a name, until the last clone of the claim is dropped.
+//! - A name is claimed for as long as the engine has I/O of that disk in flight. If the disk were attached a second
+//!   time meanwhile, old writes could overwrite new ones.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -25,23 +25,23 @@ pub(super) struct Claims {
     released: Condvar,
 }
 
-/// What is known of a claimed disk.
+/// State of a claimed disk.
 #[derive(Default)]
 struct Claimed {
-    /// The datastore that must not be removed meanwhile, if there is one.
+    /// The datastore that must not be removed meanwhile, if any.
     datastore: Option<Name>,
     detach: Detach,
 }
 
-/// How far the detach of a claimed disk is.
+/// Progress of a claimed disk's detach.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Detach {
     /// It is not being detached.
     #[default]
     None,
-    /// Its order waits for the engine.
+    /// Its command waits for the engine.
     UnderWay,
-    /// Its order has given up waiting.
+    /// Its command has given up waiting.
     Overdue,
 }
 
@@ -67,18 +67,17 @@ impl Claim {
         &self.0.name
     }
 
-    /// From now on until the order is done, nobody forgets this datastore. It may be gone already: that is to be looked at
-    /// afterwards.
+    /// Protects this datastore from removal until the command is done. It may be gone already: check that afterwards.
     pub(super) fn keep(&self, datastore: &Name) {
         self.change(|claimed| claimed.datastore = Some(datastore.clone()));
     }
 
-    /// The disk is being detached: the claim lasts until the engine has let go of it.
+    /// The disk is being detached: the claim lasts until the engine has closed it.
     pub(super) fn detach_begins(&self) {
         self.change(|claimed| claimed.detach = Detach::UnderWay);
     }
 
-    /// The order that detaches it waits no longer.
+    /// The command that detaches it no longer waits.
     pub(super) fn detach_is_overdue(&self) {
         self.change(|claimed| claimed.detach = Detach::Overdue);
     }
@@ -91,7 +90,7 @@ impl Claim {
 }
 
 impl Claims {
-    /// Takes the right to work on a disk. `what` says what could not be done, if somebody else has it.
+    /// Takes the right to work on a disk. `what` describes the failed action if the disk is claimed already.
     pub(super) fn claim(
         self: &Arc<Claims>,
         name: &Name,
@@ -128,14 +127,14 @@ impl Claims {
         self.detach_of(name) != Detach::None
     }
 
-    /// What is wrong with a disk whose detach takes too long.
+    /// The problem of a disk whose detach takes too long.
     pub(super) fn overdue(&self, name: &Name) -> Option<Problem> {
         let table = self.table();
         let claimed = table.get(name)?;
         (claimed.detach == Detach::Overdue).then(|| overdue(name, claimed.datastore.as_ref()))
     }
 
-    /// Why a disk is in service no more and has not gone, if it is being detached.
+    /// The problem of a disk that is being detached and not closed yet.
     pub(super) fn under_way(&self, name: &Name) -> Option<Problem> {
         self.overdue(name).or_else(|| {
             self.is_detaching(name).then(|| {
@@ -146,7 +145,7 @@ impl Claims {
         })
     }
 
-    /// The same for all of them.
+    /// The problems of all disks whose detach takes too long.
     pub(super) fn all_overdue(&self) -> Vec<Problem> {
         let table = self.table();
         let late = table.iter().filter(|(_, c)| c.detach == Detach::Overdue);
@@ -154,10 +153,10 @@ impl Claims {
             .collect()
     }
 
-    /// Waits until a disk that is being detached has gone. Answers with its datastore, if there was anything to wait for.
+    /// Waits until the detach of a disk ends. Returns its datastore, if a detach was in progress.
     ///
     /// # Errors
-    /// When it has not gone within `patience`.
+    /// When it has not ended within `patience`.
     pub(super) fn wait_for_detach(&self, name: &Name, patience: Duration) -> Outcome<Option<Name>> {
         let until = Instant::now() + patience;
         let mut was_on = None;
@@ -176,7 +175,7 @@ impl Claims {
         }
     }
 
-    /// Waits until every disk that is being detached has gone, and at most until `until`; how many have not.
+    /// Waits until all detaches end, at most until `until`. Returns how many have not ended.
     pub(super) fn wait_for_all_detaches(&self, until: Instant) -> usize {
         let mut table = self.table();
         loop {
@@ -195,7 +194,7 @@ impl Claims {
     }
 
     fn table(&self) -> MutexGuard<'_, BTreeMap<Name, Claimed>> {
-        // The table is whole between any two lines that change it.
+        // Every change to the table is complete, so a panic leaves no partial state.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -209,11 +208,11 @@ impl Claims {
     }
 }
 
-/// The claimed disks; no order begins or ends while this is held.
+/// The claimed disks. No command begins or ends while this is locked.
 pub(super) struct Guarded<'a>(MutexGuard<'a, BTreeMap<Name, Claimed>>);
 
 impl Guarded<'_> {
-    /// Each with the datastore that must not be removed.
+    /// Each disk with the datastore that must not be removed.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&Name, Option<&Name>)> {
         let claimed = self.0.iter();
         claimed.map(|(disk, claimed)| (disk, claimed.datastore.as_ref()))
@@ -224,7 +223,7 @@ fn still_detaching(name: &Name) -> String {
     format!("disk {name} is still being detached")
 }
 
-/// A disk whose I/O in flight has kept its detach waiting for too long.
+/// The problem of a disk whose detach waits too long for I/O in flight.
 pub(super) fn overdue(name: &Name, datastore: Option<&Name>) -> Problem {
     let on = match datastore {
         Some(datastore) => format!("datastore {datastore}"),

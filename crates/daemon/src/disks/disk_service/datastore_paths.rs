@@ -1,6 +1,6 @@
-//! The directories that a datastore may use: none within, or around, a disk, a datastore or the daemon's state.
+//! Checks a datastore's directory: it must not contain, or be inside, a disk, another datastore or the daemon's state.
 //!
-//! Deleting a disk removes its directory. A datastore below it would lose all of its disks.
+//! Deleting a disk removes its directory. A datastore inside it would lose all of its disks.
 //!
 //! # Always true
 //! - Paths are compared as the kernel resolves them: a link does not hide where a directory is.
@@ -15,7 +15,7 @@ use super::DiskService;
 use crate::os_error::{self, Outcome};
 
 impl DiskService {
-    /// Fails if a new datastore's directory lies in a disk, in another datastore or in the daemon's state, or around one.
+    /// Fails if a new datastore's directory contains, or is inside, a disk, another datastore or the daemon's state.
     pub(super) fn must_lie_apart(&self, name: &Name, settings: &DatastoreSettings) -> Outcome<()> {
         let DatastoreSettings::Dir { path, .. } = settings else {
             return Ok(());
@@ -30,7 +30,7 @@ impl DiskService {
             .map_err(|problem| problem.within(what()))
     }
 
-    /// The same for a directory in which hosts coordinate, which may lie in a datastore.
+    /// The same check for a directory in which hosts coordinate. That one may be inside a datastore.
     pub(super) fn must_not_be_deleted_with_a_disk(&self, directory: &Path) -> Outcome<()> {
         let new = directory
             .canonicalize()
@@ -65,7 +65,7 @@ impl DiskService {
                 at.canonicalize()
                     .map_err(|e| os_error::io("it cannot be read", &e))
             };
-            // Of one that is out of reach only its path is known.
+            // For an unreachable datastore, only its path is known.
             let there: PathBuf = self.surveys.at(&other, look).unwrap_or(path);
             if let Some(relation) = relation(new, &there) {
                 let of = format!("datastore {other}, {}", there.display());
@@ -76,7 +76,7 @@ impl DiskService {
     }
 }
 
-/// Fails if a directory is a disk's, or lies below one.
+/// Fails if a directory belongs to a disk, or is inside one that does.
 fn must_be_in_no_disk(new: &Path) -> Outcome<()> {
     let is_disks = |folder: &&Path| match folder.join("disk.toml").symlink_metadata() {
         Ok(there) => there.is_file(),
@@ -95,7 +95,7 @@ fn must_be_in_no_disk(new: &Path) -> Outcome<()> {
     }
 }
 
-/// How one directory lies to another, unless they are apart.
+/// The relation of two directories if one contains the other.
 fn relation(new: &Path, other: &Path) -> Option<&'static str> {
     match (new.starts_with(other), other.starts_with(new)) {
         (true, true) => Some("is"),

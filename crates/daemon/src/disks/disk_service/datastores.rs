@@ -1,4 +1,4 @@
-//! Orders on datastores: adding, describing and forgetting them.
+//! Commands on datastores: adding, describing, changing and removing them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -24,16 +24,16 @@ use crate::os_error::{self, Outcome};
 use crate::store;
 use crate::text::quoted;
 
-/// The datastore that is meant when none is named and there are several.
+/// The default datastore if none is named and there are several.
 const USUAL: &str = "local";
 
-/// How long one that is to be added waits for another that is being added.
+/// How long adding a datastore waits while another is being added.
 const ADD_PATIENCE: Duration = Duration::from_secs(10);
 
-/// With less free than this a datastore is full: a guest that writes fills it within a moment.
+/// A datastore with less free space is full: a guest can fill the rest in a moment.
 const FULL_BYTES: u64 = 16 << 20;
 
-/// On a small file system, with less than this part of it.
+/// On a small file system, a datastore is full if less than one in this many bytes is free.
 const FULL_PART: u64 = 100;
 
 impl DiskService {
@@ -52,7 +52,7 @@ impl DiskService {
         Ok(all.filter_map(|(name, settings)| Some((name, settings.ok()?))))
     }
 
-    /// Every datastore, without its I/O control, for which its disks' descriptors would have to be read. The monitor needs
+    /// Every datastore, without its I/O control, which would require reading its disks' descriptors. The monitor needs
     /// no more.
     pub(crate) fn datastores_at_a_glance(&self) -> Outcome<Vec<Datastore>> {
         let readable = self.readable_datastores()?;
@@ -73,7 +73,7 @@ impl DiskService {
         Ok(readable.map(describe).collect())
     }
 
-    /// What is wrong with the datastores whose records cannot be read: they have no settings to show, and stand in no list.
+    /// The problems of datastores whose records cannot be read. They have no settings to show and appear in no list.
     pub(crate) fn unreadable_datastores(&self) -> Outcome<Vec<Problem>> {
         let told = |(name, settings): (Name, Outcome<DatastoreSettings>)| {
             let problem = settings.err()?;
@@ -93,7 +93,7 @@ impl DiskService {
         Ok(self.describe_datastore(name.clone(), settings))
     }
 
-    /// Changes how a datastore is controlled. Where its hosts share a directory, all of them take it up.
+    /// Changes a datastore's I/O control. If its hosts share a directory, all of them adopt the change.
     pub(crate) fn set_datastore(&self, name: &Name, order: &DatastoreSet) -> Outcome<Datastore> {
         let what = format!("cannot change datastore {name}");
         let (record, _turn) = self.store.record_to_change(name)?;
@@ -102,7 +102,7 @@ impl DiskService {
         if let Some(running) = &running
             && let Ok(report) = running.control.report()
         {
-            // What holds now, if it was set on another host.
+            // The current mode, which another host may have set.
             let common = report.governor.common;
             after.mode = report::mode(common.mode());
             after.congestion_threshold = report::threshold(common.threshold());
@@ -140,12 +140,12 @@ impl DiskService {
         let is_heard = running.is_some() || policy::directory(&record.settings, &after).is_some();
         let is_told = is_heard && change != Change::default();
         if is_told {
-            // Before anything is saved: an order that is refused changes nothing.
+            // Checked before anything is saved: a refused command changes nothing.
             self.store.must_be_mounted(name, &record.settings)?;
         }
         self.store.set_io_control(name, after.clone())?;
         if is_told {
-            // While no disk is attached, this is to tell the other hosts, and ends at once.
+            // If no disk is attached, this starts the governor only to inform the other hosts, and stops it at once.
             let in_use = self
                 .controls
                 .enter(&self.host, name, &record.settings, &after)?;
@@ -163,17 +163,17 @@ impl DiskService {
         name: &Name,
         settings: DatastoreSettings,
     ) -> Outcome<Datastore> {
-        // Before its path is looked at, which is judged by what is remembered of that name.
+        // Before the check of its path, which depends on the stored records for that name.
         self.store.must_be_new_datastore(name)?;
         check(name, &settings)?;
-        // Of two orders at one moment, neither sees what the other adds.
+        // Two concurrent commands do not see each other's new datastore.
         let Some(_turn) = self.adding.enter(ADD_PATIENCE) else {
             let what = format!("cannot add datastore {name}");
             return Err(Problem::new(ProblemCode::Busy, what)
                 .because("another datastore is being added, and does not respond")
                 .remedy("check whether its file server responds, and try again"));
         };
-        // Once more: an order that was waited for may have added it.
+        // Checked again: a command that was waited for may have added it.
         self.store.must_be_new_datastore(name)?;
         self.must_not_conflict(name, &settings)?;
         self.store.add_datastore(name, settings)?;
@@ -181,8 +181,8 @@ impl DiskService {
         self.datastore(name)
     }
 
-    /// Fails if a new datastore is another one, or a copy of it, or has disks of names that are taken. All that is in the
-    /// way is told at once.
+    /// Fails if a new datastore is an existing one or a copy of it, or has disks whose names are taken. All conflicts
+    /// are reported together.
     fn must_not_conflict(&self, name: &Name, settings: &DatastoreSettings) -> Outcome<()> {
         let copied = self.copy_of(name, settings)?;
         self.must_lie_apart(name, settings)?;
@@ -218,8 +218,8 @@ impl DiskService {
         Err(refused.remedy(remedies.join("; and ")))
     }
 
-    /// The datastore whose mark a new one has, and the file with it. Fails if it is the directory of another one, whatever
-    /// path leads there.
+    /// The datastore that has the same mark as a new one, with the mark's file. Fails if both are the same directory,
+    /// by any path.
     fn copy_of(
         &self,
         name: &Name,
@@ -242,7 +242,7 @@ impl DiskService {
                 let path = path.clone();
                 move || Directory::at(&path).map_err(|e| os_error::io("it cannot be read", &e))
             };
-            // One that is out of reach is another one, or not to be had here either.
+            // An unreachable datastore is a different one, or cannot be added here either.
             let Ok(there) = self.surveys.at(&other, look) else {
                 continue;
             };
@@ -259,14 +259,14 @@ impl DiskService {
         Ok(copied)
     }
 
-    /// Forgets a datastore whose disks are all detached. What lies on it stays.
+    /// Removes a datastore whose disks are all detached. Its content stays.
     pub(crate) fn remove_datastore(&self, name: &Name) -> Outcome<()> {
         let what = format!("cannot remove datastore {name}");
-        // Not its settings: one that cannot be read any more must be removable.
+        // Its settings are not read: a datastore that has become unreadable must be removable.
         if !self.store.datastores()?.contains_key(name) {
             return self.store.datastore(name).map(|_| ());
         }
-        // Until it is gone, no order begins to need it; one that comes afterwards finds it gone.
+        // While this is locked, no command begins to use the datastore. Later commands find it removed.
         let claimed = self.claims.all();
         let wanted = self.store.attached()?;
         let live = self.live.all();
@@ -296,7 +296,7 @@ impl DiskService {
         Ok(())
     }
 
-    /// The datastore that an order means.
+    /// The datastore that a command uses.
     pub(super) fn choose_datastore(
         &self,
         named: Option<&Name>,
@@ -331,7 +331,7 @@ impl DiskService {
                 let uuid = found.as_ref().ok()?.descriptor.uuid;
                 Some((policy::key(uuid), disk.clone()))
             });
-            // One that ends just now is not told of.
+            // Skips a governor that is just ending.
             let report = running.control.report().ok()?;
             Some(report::tell(&running, &report, &found.collect()))
         });
@@ -376,7 +376,7 @@ impl DiskService {
     }
 }
 
-/// A directory, by whatever path.
+/// Identity of a directory, independent of its path.
 struct Directory {
     place: (u64, u64),
     mark: Option<String>,
@@ -397,7 +397,7 @@ impl Directory {
 struct Space {
     capacity: u64,
     free: u64,
-    /// Where it is mounted, if it can only be read.
+    /// Its mount point, if it is read-only.
     read_only: Option<PathBuf>,
 }
 
@@ -414,7 +414,7 @@ impl Space {
         })
     }
 
-    /// That nothing can be written, if that is so.
+    /// The problem that nothing can be written, if the file system is read-only.
     fn read_only(&self, name: &Name) -> Option<Problem> {
         let place = self.read_only.as_ref()?;
         let what = format!("datastore {name} is read-only");
@@ -431,7 +431,7 @@ impl Space {
         )
     }
 
-    /// That there is no room for new data, if that is so. Nobody writes to a file system that is read-only.
+    /// The problem that there is no space for new data, if so. A read-only file system is never reported as full.
     fn full(&self, name: &Name, settings: &DatastoreSettings) -> Option<Problem> {
         let DatastoreSettings::Dir { path, .. } = settings else {
             return None;
@@ -453,7 +453,7 @@ impl Space {
     }
 }
 
-/// The space of the file system that a datastore is on, where there is one.
+/// The space on a datastore's file system, if it has one.
 fn space(settings: &DatastoreSettings) -> Option<Space> {
     match settings {
         DatastoreSettings::Dir { path, .. } => Space::of(path),
@@ -461,7 +461,7 @@ fn space(settings: &DatastoreSettings) -> Option<Space> {
     }
 }
 
-/// Whether a file system refuses writes since its device failed, which newer kernels do not show as a read-only mount.
+/// Whether a file system refuses writes since its device failed. Newer kernels do not show this as a read-only mount.
 fn stopped_after_errors(mount: &mounts::Mount) -> bool {
     mount
         .options
@@ -469,7 +469,7 @@ fn stopped_after_errors(mount: &mounts::Mount) -> bool {
         .any(|option| option == "emergency_ro")
 }
 
-/// Whether a datastore like that can be used at all.
+/// Fails if a datastore with these settings cannot be used.
 fn check(name: &Name, settings: &DatastoreSettings) -> Outcome<()> {
     let bad = || os_error::invalid(format!("cannot add datastore {name}"));
     match settings {
@@ -490,7 +490,7 @@ fn check(name: &Name, settings: &DatastoreSettings) -> Outcome<()> {
                     .remedy("write it as nbd://HOST[:PORT] or nbd+unix:///?socket=PATH")),
             }
         }
-        // The engine knows which models there are; an image of one page costs nothing.
+        // The engine knows the valid models; an image of one page costs nothing.
         DatastoreSettings::Emulated { model } => {
             let image = ImagePlan::Emulated {
                 model: model.clone(),
@@ -506,7 +506,7 @@ fn check(name: &Name, settings: &DatastoreSettings) -> Outcome<()> {
     }
 }
 
-/// Whether a datastore like that can be controlled so.
+/// Fails if a datastore with these settings does not support this I/O control.
 fn check_control(settings: &DatastoreSettings, control: &IoControl) -> Outcome<()> {
     let bad = |(why, remedy): (String, String)| {
         Err(os_error::invalid("its I/O control is invalid")
@@ -530,7 +530,7 @@ fn check_control(settings: &DatastoreSettings, control: &IoControl) -> Outcome<(
     }
 }
 
-/// Why a directory cannot be used, and what to do.
+/// Why a directory cannot be used, with a remedy.
 fn check_folder(path: &Path) -> Result<(), (String, String)> {
     let shown = path.display();
     let refuse = |why: String, remedy: &str| Err((format!("{shown} {why}"), remedy.to_owned()));
@@ -570,7 +570,7 @@ fn check_folder(path: &Path) -> Result<(), (String, String)> {
     })
 }
 
-/// Names, as many as a person reads.
+/// Lists names, as many as a person reads.
 fn listed<'a>(names: impl IntoIterator<Item = &'a Name>) -> String {
     const MOST: usize = 20;
     let names: Vec<_> = names.into_iter().map(Name::as_str).collect();

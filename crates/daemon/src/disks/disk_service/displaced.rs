@@ -1,10 +1,12 @@
-//! Attached disks whose descriptor cannot be read: their directory was renamed or removed, or their datastore is not mounted.
+//! Attached disks with an unreadable descriptor: their directory was renamed or removed, or their datastore is not
+//! mounted.
 //!
-//! Their images stay open, so guests notice nothing. The next start would not find them, so who lists disks is told.
+//! Their images stay open, so guests notice nothing. The next start would not find them, so the list of disks reports
+//! them.
 //!
 //! # Always true
-//! - An attached disk is in the list and is shown, also when its directory or its datastore is not there.
-//! - No advice to detach a disk whose image may be removed comes before the advice to copy it.
+//! - An attached disk is listed and can be shown, even if its directory or its datastore is missing.
+//! - If a disk's image may be removed, the advice to copy it comes before the advice to detach the disk.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,7 +24,7 @@ use crate::os_error::Outcome;
 use crate::store::Found;
 
 impl DiskService {
-    /// Adds to the disks that a datastore has those that were attached before it was asked, and are not among them.
+    /// Adds the disks that were attached before the datastore was scanned, and that the scan did not find.
     pub(super) fn add_displaced(
         &self,
         disks: &mut Vec<api::Disk>,
@@ -51,7 +53,7 @@ impl DiskService {
         }
     }
 
-    /// What has befallen attached disks: each is told of once, by the worst.
+    /// Failures and faults of attached disks: one problem each, the worst.
     pub(crate) fn harms(&self) -> Outcome<Vec<Problem>> {
         let displaced = self.displaced_disks()?;
         let others = self.live.all().into_iter();
@@ -61,7 +63,7 @@ impl DiskService {
         Ok(problems)
     }
 
-    /// The attached disks whose directories are not there.
+    /// The attached disks whose directories are missing.
     pub(super) fn displaced_disks(&self) -> Outcome<Vec<api::Disk>> {
         let mut displaced = Vec::new();
         for (datastore, settings) in self.store.datastores()? {
@@ -71,7 +73,7 @@ impl DiskService {
                 .filter_map(|live| Some(live.followed()?.0))
                 .collect();
             let any_gone = move || Ok(paths.iter().any(|path| is_gone(path)));
-            // One that does not answer says so itself.
+            // A datastore that does not respond has its own problem.
             if settings.is_err() || !self.surveys.at(&datastore, any_gone).unwrap_or(false) {
                 continue;
             }
@@ -81,10 +83,10 @@ impl DiskService {
         Ok(displaced)
     }
 
-    /// An attached disk that cannot be read for this reason.
+    /// The description of an attached disk that cannot be read for this reason.
     pub(super) fn held_disk(&self, name: &Name, problem: &Problem) -> Option<api::Disk> {
         let live = self.live.get(name)?;
-        // The list of its datastore tells where its directory went.
+        // The list of its datastore shows where its directory is now.
         if problem.code == ProblemCode::NotFound
             && let Ok(disks) = self.disks(Some(live.datastore()))
             && let Some(disk) = disks.into_iter().find(|disk| disk.name == *name)
@@ -94,8 +96,8 @@ impl DiskService {
         self.held(&live, problem)
     }
 
-    /// What is known of the disks of a datastore that cannot be looked at for this reason: those that are attached, and
-    /// those that wait to be attached.
+    /// The known disks of a datastore that cannot be scanned for this reason: attached disks, and disks that wait to be
+    /// attached.
     pub(super) fn held_on(
         &self,
         datastore: &Name,
@@ -128,7 +130,7 @@ impl DiskService {
         Some(disk)
     }
 
-    /// What is wrong with a disk whose descriptor is not there. That its image is not there either adds nothing.
+    /// The worst problem of a disk whose descriptor is missing. A missing image adds nothing to that.
     fn worst(&self, live: &Attached, unread: Problem) -> Problem {
         leases::lost(live)
             .or_else(|| live.harmed_image())
@@ -136,7 +138,7 @@ impl DiskService {
             .unwrap_or(unread)
     }
 
-    /// Fails if a disk's directory is that of another, which is attached: its image could not be locked.
+    /// Fails if a disk's directory belongs to another disk that is attached: its image could not be locked.
     pub(super) fn must_be_itself(&self, found: &Found) -> Outcome<()> {
         let uuid = found.descriptor.uuid;
         let is_same = |live: &Arc<Attached>| {
@@ -184,7 +186,7 @@ impl DiskService {
             .remedy(format!("restore the directory; {}", self.save_first(name)))
     }
 
-    /// What to do with an attached disk whose directory may be removed.
+    /// The remedy for an attached disk whose directory may be removed.
     pub(super) fn save_first(&self, name: &Name) -> String {
         let detach = format!("tidegate disk detach {name}");
         match self.nbd_uri(name) {
@@ -198,11 +200,11 @@ impl DiskService {
     }
 }
 
-/// An attached disk as it is held, if it has a descriptor.
+/// An attached disk as the daemon has it in memory, if it has a descriptor.
 fn found_of(live: &Attached, settings: Option<&DatastoreSettings>) -> Option<Found> {
     let (path, _) = live.followed()?;
     let folder = path.parent().unwrap_or(&path).to_owned();
-    // One whose record cannot be read is at least where its disks are.
+    // If the datastore's record cannot be read, its path is at least the parent of the disk's directory.
     let settings = settings.cloned().unwrap_or_else(|| DatastoreSettings::Dir {
         path: folder.parent().unwrap_or(&folder).to_owned(),
         io: Default::default(),
@@ -216,9 +218,9 @@ fn found_of(live: &Attached, settings: Option<&DatastoreSettings>) -> Option<Fou
     })
 }
 
-/// That an attached disk's descriptor cannot be read for this reason.
+/// The problem that an attached disk's descriptor cannot be read for this reason.
 fn out_of_reach(name: &Name, problem: &Problem) -> Problem {
-    // What is wrong with the datastore is said in one breath: `disk list` knows one that is not mounted by it.
+    // A datastore's problem is part of the same sentence: `disk list` recognises an unmounted datastore by it.
     let is_datastores = problem.what.starts_with("datastore ");
     let but = match is_datastores {
         true => problem.what.as_str(),
@@ -240,7 +242,7 @@ fn out_of_reach(name: &Name, problem: &Problem) -> Problem {
         ))
 }
 
-/// Whether a disk, as it is listed, is one whose directory is not there.
+/// Whether a listed disk is one whose directory is missing.
 fn is_missing(disk: &api::Disk) -> bool {
     let problem = disk.problem.as_ref();
     disk.attached && problem.is_some_and(|problem| problem.code == ProblemCode::NotFound)
@@ -251,7 +253,7 @@ fn is_gone(path: &Path) -> bool {
     there.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
 }
 
-/// That a directory is that of another disk, which is attached.
+/// The problem that a directory belongs to another disk that is attached.
 fn is_of(name: &Name, attached: &Name, now: &Path, before: &Path) -> Problem {
     let (now, before) = (now.display(), before.display());
     let what = format!("disk {name} is the attached disk {attached}");

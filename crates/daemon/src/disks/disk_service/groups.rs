@@ -1,7 +1,7 @@
-//! Orders on groups of disks: ceilings that hold over all disks of a group on this host.
+//! Commands on groups of disks: shared limits of all disks in a group on this host.
 //!
-//! A disk names its group in its descriptor, which other hosts read too; what the group may do is kept here. A group
-//! that nobody has set limits no disk.
+//! A disk names its group in its descriptor, which other hosts read too. The group's limits are stored on this host. A
+//! group without stored limits does not limit its disks.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +14,11 @@ use super::{DiskService, locked};
 use crate::config::plan::policy;
 use crate::os_error::{self, Outcome};
 
-/// The engine's numbers for groups, by name. A name keeps its number while the daemon lives.
+/// The engine's numbers for groups, by name. A number is fixed for as long as the daemon runs.
 pub(super) type Numbers = BTreeMap<Name, GroupId>;
 
 impl DiskService {
-    /// Every group that was set.
+    /// Every group with limits.
     pub(crate) fn groups(&self) -> Outcome<Vec<Group>> {
         let groups = self.store.groups()?;
         let described = groups
@@ -35,7 +35,7 @@ impl DiskService {
         }
     }
 
-    /// Changes what a group may do, from now on; a group that is not there is made.
+    /// Changes a group's limits with immediate effect, and creates the group if it does not exist.
     pub(crate) fn set_group(&self, name: &Name, order: &GroupSet) -> Outcome<Group> {
         let what = format!("cannot change group {name}");
         // One change of the groups' file at a time.
@@ -64,7 +64,7 @@ impl DiskService {
         Ok(self.describe_group(name.clone(), limits))
     }
 
-    /// Forgets a group of which no disk is attached.
+    /// Removes a group that has no attached disk.
     pub(crate) fn remove_group(&self, name: &Name) -> Outcome<()> {
         let what = format!("cannot remove group {name}");
         let mut numbers = locked(&self.group_numbers);
@@ -90,7 +90,7 @@ impl DiskService {
         Ok(())
     }
 
-    /// The engine's number for a disk's group, whose limits hold from now on.
+    /// The engine's number for a disk's group. Its limits apply from now on.
     pub(super) fn group_number(&self, name: Option<&Name>) -> Outcome<Option<GroupId>> {
         let Some(name) = name else { return Ok(None) };
         let mut numbers = locked(&self.group_numbers);
@@ -105,7 +105,7 @@ impl DiskService {
             .map(Some)
     }
 
-    /// Has the engine hold a group to its limits.
+    /// Sets a group's limits in the engine.
     fn number(&self, numbers: &mut Numbers, name: &Name, limits: &GroupLimits) -> Outcome<GroupId> {
         let next = u32::try_from(numbers.len()).unwrap_or(u32::MAX);
         let number = numbers.get(name).copied().unwrap_or(GroupId(next));

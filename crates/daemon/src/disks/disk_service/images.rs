@@ -1,8 +1,8 @@
-//! The files and devices that are images of disks: nothing else writes there.
+//! Files and devices that are images of disks: a command that would write to one is refused.
 //!
 //! # Always true
-//! - An image is known by its device and inode, or its number if it is a device, and not by its path.
-//! - An attached disk whose image is at its path no more is reported once, and once more when it is there again.
+//! - An image is identified by its device and inode, or by its device number if it is a device, and not by its path.
+//! - If an attached disk's image is no longer at its path, this is logged once, and again when it is back.
 
 use std::io;
 use std::path::Path;
@@ -42,7 +42,7 @@ impl DiskService {
         Ok(())
     }
 
-    /// Fails if a path, through links, leads to a disk's image, or into a disk's directory.
+    /// Fails if a path leads, through links, to a disk's image or into a disk's directory.
     pub(super) fn must_be_no_image(&self, path: &Path) -> Outcome<()> {
         let what = || format!("cannot write {}", path.display());
         let remedy = "choose another file";
@@ -61,7 +61,7 @@ impl DiskService {
         }
     }
 
-    /// Fails if a path, through links, leads to where the daemon keeps its state or its sockets, or hosts what they share.
+    /// Fails if a path leads, through links, to the daemon's state or sockets, or to data that hosts share.
     pub(super) fn must_not_be_ours(&self, path: &Path, what: &str) -> Outcome<()> {
         let Some(folder) = path.parent().and_then(|folder| folder.canonicalize().ok()) else {
             return Ok(());
@@ -88,7 +88,7 @@ impl DiskService {
             .remedy("choose a file in another directory"))
     }
 
-    /// Fails if a path, through links, leads to what shares bytes with a known disk's device.
+    /// Fails if a path leads, through links, to a device that shares bytes with a known disk's device.
     pub(super) fn must_be_no_disks_device(&self, device: &Path) -> Outcome<()> {
         let Some(disk) = self.disk_of_image(device)? else {
             return Ok(());
@@ -101,7 +101,7 @@ impl DiskService {
             .remedy(format!("give another device, or delete disk {disk} first")))
     }
 
-    /// A known disk, attached or not, whose image shares bytes with what is at a path.
+    /// A known disk, attached or not, whose image shares bytes with the file or device at a path.
     fn disk_of_image(&self, path: &Path) -> Outcome<Option<Name>> {
         let Ok(there) = Identity::at(path) else {
             return Ok(None);
@@ -116,7 +116,7 @@ impl DiskService {
                 continue;
             };
             let (store, on) = (self.store.clone(), datastore.clone());
-            // What is on one that is out of reach cannot be replaced either.
+            // A file on an unreachable datastore cannot be replaced either.
             let found = self.surveys.at(&datastore, move || {
                 let disks = store.disks(&on, &settings)?.into_values();
                 let is_it = |found: &Found| {
@@ -129,7 +129,7 @@ impl DiskService {
         Ok(images.into_iter().next())
     }
 
-    /// TimedScan whether an attached disk's image is still at its path, and says so when that changes.
+    /// Checks whether an attached disk's image is still at its path, and logs a change.
     pub(super) fn look_after_image(&self, live: &Arc<Attached>) {
         let (Some(opened @ Identity::File { .. }), Ok(settings)) =
             (live.image(), self.store.datastore(live.datastore()))
@@ -149,7 +149,7 @@ impl DiskService {
             Ok(there) if there == opened => None,
             Ok(_) => Some(Astray::Replaced),
             Err(error) if missing(&error) => Some(Astray::Gone),
-            // A server that does not answer says nothing about it.
+            // A server that does not respond gives no answer.
             Err(_) => return,
         };
         if astray.is_some()
@@ -171,7 +171,7 @@ impl DiskService {
         }
     }
 
-    /// Fails if what is at the path of an attached disk's image is not what it has open.
+    /// Fails if an attached disk's open image is no longer at its path.
     pub(super) fn must_be_in_place(&self, live: &Arc<Attached>) -> Outcome<()> {
         self.look_after_image(live);
         live.misplaced().map_or(Ok(()), Err)

@@ -1,11 +1,12 @@
-//! The lease of a disk before it is attached, and the refusal if another host has it.
+//! Takes a disk's lease before it is attached, and refuses the disk if another host has it.
 //!
-//! What a lease is, and how it is kept, is the engine's business. Here is decided which disks have one, where it lies,
-//! and what an administrator is told to do.
+//! The engine implements leases. This file decides which disks have one and where it is stored, and writes the remedies
+//! for the administrator.
 //!
 //! # Always true
-//! - A disk that nobody else can reach has no lease, and waits for none.
-//! - Where nothing keeps a dead host from writing, its disk is not taken over unless somebody says that it is dead.
+//! - A disk that no other host can reach has no lease, and waits for none.
+//! - If nothing prevents a dead host from writing, its disk is taken over only if an administrator confirms that it is
+//!   dead.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -24,17 +25,18 @@ use crate::os_error::Outcome;
 use crate::store::Found;
 use crate::text::new_uuid;
 
-/// How long a datastore may take the leases that are given back: the daemon stops, and others wait for a lease at most.
+/// How long a datastore may take to release leases. The daemon is stopping, and other hosts wait at most until a lease
+/// expires.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// See the module.
 pub(crate) struct DiskLeases {
     host: Identity,
-    /// By the directory in which `.tidegate` is; there are few.
+    /// By the directory that contains `.tidegate`; there are few.
     places: Mutex<BTreeMap<PathBuf, Leases>>,
 }
 
-/// What a lease is about.
+/// The data that identifies a disk's lease.
 struct About {
     directory: PathBuf,
     disk: [u8; 16],
@@ -42,7 +44,7 @@ struct About {
 }
 
 impl DiskLeases {
-    /// Those of this host.
+    /// The leases of this host.
     pub(crate) fn new(host: Identity) -> DiskLeases {
         DiskLeases {
             host,
@@ -50,8 +52,8 @@ impl DiskLeases {
         }
     }
 
-    /// Takes the lease of a disk whose image is open, to attach it; none where nobody else can have it, or it is only read.
-    /// `coordination`: where hosts that share its datastore meet, if that has no directory of its own.
+    /// Takes the lease of a disk whose image is open, to attach it. Returns none if the disk is read-only or no other
+    /// host can have it. `coordination` is the shared directory of the hosts, for a datastore without one.
     pub(crate) fn take(
         &self,
         found: &Found,
@@ -64,7 +66,7 @@ impl DiskLeases {
         self.take_alone(found, coordination, takeover)
     }
 
-    /// The same for who must be alone with a disk, read-only or not: its descriptor may have said otherwise when another
+    /// Like `take`, for exclusive use of a disk, read-only or not: its descriptor may have been different when another
     /// host attached it.
     pub(crate) fn take_alone(
         &self,
@@ -87,11 +89,11 @@ impl DiskLeases {
             .map_err(|refused| told(found, &refused, takeover, &self.host))
     }
 
-    /// Fails if another host has a disk by its lease. For who only reads it, and takes none.
+    /// Fails if another host has the lease of a disk. For a caller that only reads the disk and takes no lease.
     pub(crate) fn nobody_else(&self, found: &Found, coordination: Option<PathBuf>) -> Outcome<()> {
         let Some(about) = about(found, coordination).filter(|about| about.guard != Guard::Kernel)
         else {
-            // Nobody else can reach it, or the lock says so.
+            // No other host can reach it, or the lock is sufficient.
             return Ok(());
         };
         let holder = self.at(found, about.directory)?.holder(about.disk);
@@ -107,7 +109,7 @@ impl DiskLeases {
         }
     }
 
-    /// Why an image could not be locked: who has it, if that is noted.
+    /// Why an image could not be locked: names the current owner, if one is recorded.
     pub(crate) fn locked_by(&self, found: &Found, problem: Problem) -> Problem {
         if problem.code != ProblemCode::Locked {
             return problem;
@@ -117,7 +119,7 @@ impl DiskLeases {
             leases.holder(about.disk)
         });
         match holder {
-            // An earlier start of this daemon may be at its last operations; or this root was copied.
+            // A previous run of this daemon may be finishing its last operations, or this root was copied.
             Some(holder) if holder.host == self.host.id => problem.because(
                 "an earlier run of this daemon, or a daemon with a copy of its root, has it open",
             ),
@@ -126,7 +128,7 @@ impl DiskLeases {
         }
     }
 
-    /// Gives back what can be given back.
+    /// Releases all leases that can be released.
     pub(crate) fn end(&self) {
         let places = std::mem::take(&mut *locked(&self.places));
         for (directory, leases) in places {
@@ -162,7 +164,7 @@ impl DiskLeases {
     }
 }
 
-/// Where a disk's lease lies, and what guards the disk beside it.
+/// Where a disk's lease is stored, and what else protects the disk.
 fn about(found: &Found, coordination: Option<PathBuf>) -> Option<About> {
     match &found.settings {
         DatastoreSettings::Dir { path, .. } => Some(About {
@@ -170,7 +172,7 @@ fn about(found: &Found, coordination: Option<PathBuf>) -> Option<About> {
             disk: found.descriptor.uuid.0,
             guard: Guard::of(path, &found.image()),
         }),
-        // Each host has a descriptor of its own; what they share is the export's name.
+        // Each host has its own descriptor; the export's name is what they share.
         DatastoreSettings::Nbd { .. } => Some(About {
             directory: coordination?,
             disk: named(
@@ -188,7 +190,7 @@ fn about(found: &Found, coordination: Option<PathBuf>) -> Option<About> {
     }
 }
 
-/// The identity of an export: the same on every host and in every version, so 128 bits of FNV-1a over its name.
+/// The identity of an export: 128 bits of FNV-1a over its name. It is the same on every host and in every version.
 fn named(export: &str) -> [u8; 16] {
     const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
@@ -196,7 +198,7 @@ fn named(export: &str) -> [u8; 16] {
     export.bytes().fold(BASIS, fold).to_be_bytes()
 }
 
-/// What is wrong with an attached disk that another host has, or may have had.
+/// The problem of an attached disk that another host has, or may have had.
 pub(super) fn lost(live: &Attached) -> Option<Problem> {
     let what = format!("disk {} is not written any more", live.name());
     let problem = Problem::new(ProblemCode::Locked, what).because(live.lost()?);
@@ -206,7 +208,7 @@ pub(super) fn lost(live: &Attached) -> Option<Problem> {
     )))
 }
 
-/// A refusal, and what to do about it.
+/// The problem for a refused lease, with a remedy.
 fn told(found: &Found, refused: &Refused, takeover: lease::Takeover, me: &Identity) -> Problem {
     let name = &found.name;
     let locked = |by: &Holder| {
@@ -252,7 +254,7 @@ fn told(found: &Found, refused: &Refused, takeover: lease::Takeover, me: &Identi
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // The table is never left half changed.
+    // Every change to the table is complete.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -262,7 +264,7 @@ mod tests {
 
     #[test]
     fn an_export_has_one_identity_for_all_hosts_and_versions() {
-        // The published value of the empty text; and two that must differ.
+        // The published value of the empty text, and two values that must differ.
         assert_eq!(named("")[..4], [0x6c, 0x62, 0x27, 0x2e]);
         assert_eq!(named("a"), named("a"));
         assert_ne!(named("a"), named("b"));

@@ -1,12 +1,12 @@
-//! The paths outside of datastores that disks may use, and who accepted them.
+//! The paths outside datastores that disks may use, as allowed by this host's administrator.
 //!
-//! A descriptor lies on a datastore, and whoever can write there can name any path in it. So what an order on this host
-//! named is remembered in this root's state, and nothing else is opened.
+//! A descriptor is stored on a datastore, and anyone with write access there can put any path into it. So paths named
+//! in commands on this host are stored in this root's state, and no others are opened.
 //!
 //! # Always true
-//! - A path outside of its datastore is opened for a disk only if an administrator of this host has named it, or has agreed
-//!   to what the descriptor names.
-//! - Descriptors in the root's own state name what they like: nobody else writes there.
+//! - A path outside its datastore is opened for a disk only if this host's administrator named it or accepted it from
+//!   the descriptor.
+//! - Descriptors in the root's own state may name any path: only this daemon writes there.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -20,15 +20,15 @@ use crate::config::plan::filters::{self, file_of};
 use crate::os_error::{self, Outcome};
 use crate::store::Found;
 
-/// A disk of which only that is left which may be used here.
+/// A disk reduced to the parts that may be used here.
 pub(super) struct Trusted {
     pub(super) found: Found,
-    /// Its other filters.
+    /// Its filters that are not allowed.
     pub(super) left_out: Vec<String>,
 }
 
 impl DiskService {
-    /// Agrees to what a disk's descriptor names now, if that is among the paths that somebody has accepted.
+    /// Allows the paths that a disk's descriptor names now, if all of them are among the accepted paths.
     pub(super) fn accept(&self, found: &Found, accepted: Option<&[PathBuf]>) -> Outcome<()> {
         let mut filters = found.descriptor.filters.iter();
         if let Some(words) = filters.find(|words| filters::has_parent(words)) {
@@ -50,13 +50,13 @@ impl DiskService {
         self.agree(found)
     }
 
-    /// Agrees to all paths that a disk's descriptor names now, and to no others.
+    /// Allows exactly the paths that a disk's descriptor names now.
     pub(super) fn agree(&self, found: &Found) -> Outcome<()> {
         let device = found.descriptor.device.iter().cloned();
         self.set_agreed(found, files_of(found).chain(device).collect())
     }
 
-    /// Agrees to the files that a disk's filters write now, and to no others. Its device stays what it is: agreed to, or not.
+    /// Allows exactly the files that a disk's filters write now. Whether its device is allowed does not change.
     pub(super) fn agree_to_filters(&self, found: &Found) -> Outcome<()> {
         let device = found.descriptor.device.iter().cloned();
         let before = self.agreed_of(found)?;
@@ -64,12 +64,12 @@ impl DiskService {
         self.set_agreed(found, files_of(found).chain(device).collect())
     }
 
-    /// Forgets what was agreed to for a disk.
+    /// Removes the allowed paths of a disk.
     pub(super) fn forget_agreed(&self, found: &Found) -> Outcome<()> {
         self.set_agreed(found, BTreeSet::new())
     }
 
-    /// Fails if a disk's image is a device that nobody here has agreed to.
+    /// Fails if a disk's image is a device that is not allowed on this host.
     pub(super) fn must_be_agreed(&self, found: &Found) -> Outcome<()> {
         let Some(device) = &found.descriptor.device else {
             return Ok(());
@@ -87,7 +87,7 @@ impl DiskService {
         )
     }
 
-    /// Fails if filters that an order names anew write files by paths that do not say where those are, or among the daemon's.
+    /// Fails if a command adds filters that write files at relative paths or among the daemon's files.
     pub(super) fn must_say_where(
         &self,
         descriptor: &Descriptor,
@@ -106,7 +106,7 @@ impl DiskService {
         Ok(())
     }
 
-    /// A disk without the filters that write files to which nobody here has agreed, or could.
+    /// A disk without the filters that write files which are not allowed here, or cannot be.
     pub(super) fn trusted(&self, found: &Found) -> Outcome<Trusted> {
         let mut found = found.clone();
         let agreed = match is_strangers(&found) {
@@ -149,7 +149,7 @@ impl DiskService {
 }
 
 impl Trusted {
-    /// Says what was left out, if anything was.
+    /// Logs which filters were left out, if any.
     pub(super) fn tell(&self) {
         if self.left_out.is_empty() {
             return;
@@ -175,7 +175,7 @@ impl Trusted {
     }
 }
 
-/// What a disk's descriptor names outside of its datastore, where others may write it.
+/// The paths outside its datastore that a disk's descriptor names, if others may write the descriptor.
 pub(super) fn paths_of(found: &Found) -> Vec<PathBuf> {
     match is_strangers(found) {
         true => files_of(found)
@@ -191,7 +191,7 @@ fn files_of(found: &Found) -> impl Iterator<Item = PathBuf> {
     filters.filter_map(|words| file_of(words))
 }
 
-/// Whether others than this root's daemon may write the disk's descriptor.
+/// Whether programs other than this root's daemon may write the disk's descriptor.
 fn is_strangers(found: &Found) -> bool {
     matches!(found.settings, DatastoreSettings::Dir { .. })
 }

@@ -1,4 +1,4 @@
-//! The policy of a disk: from REST to the engine, with admission of its reservation.
+//! Converts a disk's policy from REST to the engine, and admits its reservation.
 
 use tidegate_api::descriptor::{Descriptor, PolicyText};
 use tidegate_api::disk as api;
@@ -17,11 +17,11 @@ use crate::disks::attached::Attached;
 use crate::os_error::{self, Outcome};
 
 impl DiskService {
-    /// A disk's policy as the engine takes it.
+    /// A disk's policy in the engine's form.
     pub(super) fn policy(&self, descriptor: &Descriptor) -> Outcome<Policy> {
         let text = &descriptor.policy;
         let policy = plan::policy(text, self.group_number(text.group.as_ref())?);
-        // The words were checked in their own terms; this is the engine's last look.
+        // The text was validated in REST terms; this is the engine's own check.
         match policy.check() {
             Ok(()) => Ok(policy),
             Err(fault) => Err(os_error::invalid("the disk's I/O control is invalid")
@@ -30,8 +30,8 @@ impl DiskService {
         }
     }
 
-    /// Whether a disk's reservation on this datastore can be promised, as far as that is known here. Nothing if there
-    /// is nothing to promise; a problem if it cannot be and must be.
+    /// Whether a disk's reservation can be guaranteed on this datastore, as far as this host knows. None if there is no
+    /// reservation; a problem if it must be guaranteed and cannot be.
     pub(super) fn admit(
         &self,
         datastore: &Name,
@@ -62,7 +62,7 @@ impl DiskService {
 }
 
 impl DiskService {
-    /// What counts here of a policy that was written into an attached disk's descriptor elsewhere, and what becomes of its
+    /// The effective policy after another host changed an attached disk's descriptor, and the admission result of its
     /// reservation.
     pub(super) fn admit_from_elsewhere(
         &self,
@@ -89,8 +89,8 @@ impl DiskService {
     }
 }
 
-/// A policy that was written elsewhere, with the reservation of before if a higher one cannot be promised: the other disks
-/// have been promised theirs.
+/// A policy that was changed elsewhere. If its higher reservation cannot be guaranteed, it has the old reservation: the
+/// other disks have their guarantees.
 pub(super) fn counted(
     before: &PolicyText,
     now: &PolicyText,
@@ -104,7 +104,7 @@ pub(super) fn counted(
     counted
 }
 
-/// What becomes of a disk's reservation on a datastore; nothing if it has none.
+/// The admission result of a disk's reservation on a datastore; none if it has no reservation.
 pub(super) fn judge(
     control: &Control,
     key: DiskKey,
@@ -137,7 +137,7 @@ pub(super) fn judge(
     Ok(Some(Admission { promise, why }))
 }
 
-/// The policy of a descriptor, as it is told.
+/// The policy of a descriptor in its REST form.
 pub(super) fn tell(policy: &PolicyText) -> api::Policy {
     api::Policy {
         shares: policy.shares.get(),
@@ -151,7 +151,7 @@ pub(super) fn tell(policy: &PolicyText) -> api::Policy {
     }
 }
 
-/// A whole policy as changes to the usual one: all of it is said.
+/// A whole policy as a set of changes that states every field.
 pub(super) fn all_of(policy: &api::Policy) -> api::PolicySet {
     api::PolicySet {
         shares: Some(policy.shares),
@@ -165,7 +165,7 @@ pub(super) fn all_of(policy: &api::Policy) -> api::PolicySet {
     }
 }
 
-/// Puts an order's changes into a policy. What cannot be without a limit goes with it, and so with a burst.
+/// Applies a command's changes to a policy. Removing a limit also removes the values that need one, such as a burst.
 pub(super) fn apply(policy: &mut PolicyText, order: &api::PolicySet, what: &str) -> Outcome<()> {
     if let Some(shares) = order.shares {
         let known = Shares::new(shares).filter(|_| (SHARES_MIN..=SHARES_MAX).contains(&shares));

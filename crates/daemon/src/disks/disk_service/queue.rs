@@ -1,6 +1,6 @@
-//! Lets orders of one kind through one at a time: an order waits for the one before it, and not for ever.
+//! Runs commands of one kind one at a time: a command waits for the previous one, with a time limit.
 //!
-//! A datastore that does not answer may keep the one before it.
+//! A datastore that does not respond may block the previous one.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -12,13 +12,13 @@ pub(super) struct OneAtATime {
     freed: Condvar,
 }
 
-/// The turn of an order, until dropped.
+/// The turn of a command, until dropped.
 pub(super) struct Turn<'a> {
     of: &'a OneAtATime,
 }
 
 impl OneAtATime {
-    /// Waits for the turn of an order, for so long at most.
+    /// Waits for the turn of a command, at most for `patience`.
     pub(super) fn enter(&self, patience: Duration) -> Option<Turn<'_>> {
         let taken = self.taken();
         let waited = self

@@ -1,13 +1,13 @@
-//! Takes up what other hosts change of a disk that is attached here, and looks whether its image is where it was.
+//! Applies changes that other hosts make to a disk attached here, and checks that its image is still in place.
 //!
-//! A disk's descriptor lies on its datastore, and any host may order a change of it. The watch calls here for each
-//! attached disk whenever something may have changed; as long as the file is the same one, nothing is read.
+//! A disk's descriptor is on its datastore, and any host may change it. The watch calls this for each attached disk
+//! whenever something may have changed. If the file is the same, nothing is read.
 //!
 //! # Always true
-//! - An order and a look never change one disk at the same time; neither makes the other fail.
-//! - A descriptor that cannot be read or makes no sense changes nothing.
-//! - A reservation that was raised elsewhere is admitted before it counts.
-//! - A filter that writes a file is not taken up unless that file was named on this host.
+//! - A command and a check never change one disk at the same time; neither makes the other fail.
+//! - A descriptor that is unreadable or invalid changes nothing.
+//! - A reservation that was raised elsewhere is admitted before it takes effect.
+//! - A filter that writes a file is not applied unless that file was named on this host.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::files::Stamp;
 use crate::os_error::Outcome;
 
 impl DiskService {
-    /// Takes up a disk's descriptor, if it has changed.
+    /// Applies a disk's descriptor, if it has changed.
     pub(crate) fn follow(&self, live: &Arc<Attached>) {
         self.look_after_image(live);
         let changed = || {
@@ -32,13 +32,13 @@ impl DiskService {
             return;
         }
         let _no_order = live.settling();
-        // What was being ordered here may have been all there was.
+        // The change may have come from the command that ran here.
         let Some(stamp) = changed() else { return };
         let is_attached = self.live.get(live.name()).is_some();
         if is_attached && let Err(problem) = self.take_up(live) {
             tracing::warn!(disk = %live.name(), %problem, "a disk's changed descriptor has no effect");
         }
-        // Also one that was no good: it is told once.
+        // Also for an invalid version, so that it is logged only once.
         live.note_stamp(Some(stamp));
     }
 
@@ -73,7 +73,7 @@ impl DiskService {
             live.restack(&filters)?;
             tracing::info!(disk = %live.name(), "filters of a disk were changed in its descriptor");
         }
-        // What a guest is told only when it connects stays as it is until the disk is attached again.
+        // Values that a guest reads only when it connects stay the same until the disk is attached again.
         live.set_descriptor(Descriptor {
             policy,
             filters: now.filters.clone(),

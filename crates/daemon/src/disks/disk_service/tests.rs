@@ -1,4 +1,4 @@
-//! Whole orders, of one or two hosts in one process: locks on open files keep them apart as they do daemons.
+//! Tests of whole commands on one or two hosts in one process: open file locks separate them as they separate daemons.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -30,12 +30,12 @@ mod transfer;
 
 const SIZE: u64 = 1 << 20;
 
-/// One host of those that know the datastore `shared`.
+/// One of the hosts that have the datastore `shared`.
 struct Stage {
     disk_service: Arc<DiskService>,
     shared: PathBuf,
     place: TempDir,
-    // Last: what is attached listens there.
+    // Last: the sockets of attached disks use it.
     runtime: tokio::runtime::Runtime,
 }
 
@@ -129,7 +129,7 @@ impl Stage {
         self.disk_service.attach(&name(disk), order)
     }
 
-    /// What a start does with what was attached when the daemon ended.
+    /// Does what a start does with the disks that were attached when the daemon ended.
     fn attach_remembered(&self) -> usize {
         let _context = self.runtime.enter();
         self.disk_service.attach_remembered().unwrap()
@@ -142,7 +142,7 @@ impl Stage {
             .unwrap();
     }
 
-    /// Somebody else changes a disk's descriptor.
+    /// Another host changes a disk's descriptor.
     fn elsewhere(&self, disk: &str, change: impl FnOnce(&mut Found)) {
         let mut found = self.disk_service.store.find(&name(disk)).unwrap();
         change(&mut found);
@@ -156,7 +156,7 @@ impl Stage {
     }
 }
 
-/// What becomes of another host that opens an image.
+/// The error, if any, when another host opens an image.
 fn other_opens(image: &Path, read_only: bool) -> Option<tidegate_engine::Kind> {
     let options = dir::Options {
         read_only,
@@ -194,7 +194,7 @@ fn who_deletes_or_resizes_a_read_only_disk_is_alone_with_it_and_who_copies_it_is
 fn a_disk_that_another_host_has_by_its_lease_is_not_deleted_resized_or_copied_under_it() {
     let stage = stage();
     let found = stage.disk("a");
-    // A host that reaches the datastore by a way on which it meets no lock.
+    // A host that has no access to the locks of this datastore.
     let other = lease::Leases::new(lease::Settings {
         lease: Duration::from_secs(2),
         ..lease::Settings::new("shared", stage.shared.clone(), [2; 16], 2, "two")
@@ -287,7 +287,7 @@ fn a_disk_that_grew_without_its_guests_being_told_is_told_when_that_is_asked_for
     let stage = stage();
     let mut found = stage.disk("a");
     stage.attach("a", Outside::Agreed).unwrap();
-    // What is left when the I/O thread refuses the last step.
+    // The state that remains if the I/O thread refuses the last step.
     found.descriptor.size.0 = 2 * SIZE;
     stage
         .disk_service
@@ -326,14 +326,14 @@ fn the_segments_that_a_guest_is_told_are_set_while_a_disk_is_detached() {
     assert_eq!(plan::disk(&found).unwrap().seg_max, 30);
     let told = config_space(&stage.disk_service.root.disk_socket(&name("a")), 12, 4);
     assert_eq!(told, 30_u32.to_le_bytes());
-    // Also while whoever asked is still being let go.
+    // Also while the last client is still being disconnected.
     stage.disk_service.detach_all();
 }
 
-/// What a virtual machine reads at a disk's vhost-user socket: bytes of its configuration space.
+/// The bytes of its configuration space that a virtual machine reads at a disk's vhost-user socket.
 fn config_space(socket: &Path, at: u32, length: u32) -> Vec<u8> {
     use std::io::{Read, Write};
-    // SET_PROTOCOL_FEATURES with CONFIG, then GET_CONFIG; each a header of request, flags and length.
+    // SET_PROTOCOL_FEATURES with CONFIG, then GET_CONFIG; each has a header of request, flags and length.
     let numbers = |numbers: &[u32]| -> Vec<u8> {
         let bytes = numbers.iter().flat_map(|number| number.to_ne_bytes());
         bytes.collect()
@@ -406,7 +406,7 @@ fn a_device_is_used_only_where_somebody_agreed_to_it_and_only_if_it_is_one() {
         "{refused}"
     );
     assert!(found.open_image(File::options().read(true)).is_err());
-    // What was agreed to once needs no consent again; another path does.
+    // A path that was accepted once needs no further consent; another path does.
     stage.disk_service.must_be_agreed(&found).unwrap();
     let mut other = found.clone();
     other.descriptor.device = Some("/dev/sda".into());
@@ -445,11 +445,11 @@ fn a_file_that_a_filter_writes_is_written_only_if_somebody_here_named_it() {
     let trace = format!("trace:path={}", file.display());
     let named = vec!["null".to_owned(), trace.clone()];
 
-    // By another host, or by whoever can write to the datastore.
+    // By another host, or by anyone with write access to the datastore.
     stage.elsewhere("a", |found| found.descriptor.filters = named.clone());
     stage.disk_service.follow(&live);
     assert_eq!(stage.filters("a"), ["null"]);
-    // An order here that is about something else does not bring it in either.
+    // A command here that changes something else does not apply it either.
     let order = DiskSet {
         policy: Some(api::PolicySet {
             shares: Some(700),
@@ -459,7 +459,7 @@ fn a_file_that_a_filter_writes_is_written_only_if_somebody_here_named_it() {
     };
     stage.disk_service.set(&name("a"), &order).unwrap();
     assert_eq!(stage.filters("a"), ["null"]);
-    // Nor does it come in when the disk is attached again, unless that is said.
+    // Nor is it applied when the disk is attached again, unless the command accepts it.
     drop(live);
     stage.detach("a");
     stage.attach("a", Outside::Agreed).unwrap();
@@ -471,7 +471,7 @@ fn a_file_that_a_filter_writes_is_written_only_if_somebody_here_named_it() {
     assert!(file.exists());
     fs::remove_file(&file).unwrap();
 
-    // What an order here names is agreed to by it, over a restart too.
+    // A command here allows the paths that it names, also after a restart.
     let other = stage.place.path().join("other");
     let order = DiskSet {
         filters: Some(vec![format!("trace:path={}", other.display())]),
@@ -483,7 +483,7 @@ fn a_file_that_a_filter_writes_is_written_only_if_somebody_here_named_it() {
     stage.attach("a", Outside::Agreed).unwrap();
     assert_eq!(stage.filters("a").len(), 1);
     stage.detach("a");
-    // What is named no more is forgotten.
+    // Paths that are no longer named are removed from the list.
     let order = DiskSet {
         filters: Some(Vec::new()),
         ..Default::default()
@@ -509,7 +509,7 @@ fn a_disk_that_is_gone_or_cannot_be_read_is_let_go_of_all_the_same() {
         stage.detach("a");
         forgotten(&[]);
 
-        // One that was remembered over a restart, as after a crash during which another host took it over.
+        // A disk that stayed wanted over a restart, as after a crash during which another host took it over.
         let found = stage.disk("b");
         stage.attach("b", Outside::Agreed).unwrap();
         stage.disk_service.detach_all();
@@ -555,7 +555,7 @@ fn no_other_datastore_is_asked_for_a_disk_that_is_attached_or_remembered() {
     let other = stage.datastore("other");
     let found = stage.disk("a");
     stage.attach("a", Outside::Agreed).unwrap();
-    // Who looks there finds another one, and cannot tell which is meant.
+    // A lookup there finds a second one, and cannot determine which is meant.
     fs::create_dir(other.join("a")).unwrap();
     fs::copy(found.descriptor_file(), other.join("a/disk.toml")).unwrap();
     assert!(stage.disk_service.store.find(&name("a")).is_err());
@@ -572,7 +572,7 @@ fn no_other_datastore_is_asked_for_a_disk_that_is_attached_or_remembered() {
     is_meant();
     assert_eq!(stage.attach_remembered(), 1);
     stage.detach("a");
-    // Of one that nobody has, nothing is known.
+    // Nothing is known about a disk that does not exist.
     assert!(stage.disk_service.disk(&name("a")).is_err());
 }
 
@@ -597,7 +597,7 @@ fn a_datastore_is_not_forgotten_while_a_disk_of_it_comes_or_is_served() {
     assert_eq!(refused.code, ProblemCode::Busy, "{refused}");
     assert!(refused.to_string().contains("detached: a"), "{refused}");
 
-    // Also one that is not to be attached at the next start.
+    // Also a disk that is not to be attached at the next start.
     stage
         .disk_service
         .store

@@ -1,13 +1,12 @@
-//! TimedScan at what lies on datastores, for orders and for those who want to see all: one that hangs keeps nobody waiting for
-//! good.
+//! Scans of datastores with a time limit, so that a datastore that hangs blocks no caller forever.
 //!
-//! A file server that is gone may hold whoever looks at its directories until it comes back. So each look is on a thread of
-//! its own, and who asked for it waits so long only.
+//! If a file server is gone, a program that reads its directories may block until the server is back. So each scan runs
+//! on a separate thread, and its caller waits only for a limited time.
 //!
 //! # Always true
-//! - Of each [`TimedScan`], at most one look at a datastore is under way: one that hangs costs one thread, however often it is
-//!   asked about.
-//! - While a look takes too long already, nobody waits for it.
+//! - Each [`TimedScan`] runs at most one scan of a datastore at a time: a datastore that hangs costs one thread,
+//!   however many callers there are.
+//! - While a scan has already exceeded its time, new callers do not wait for it.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -20,12 +19,12 @@ use tidegate_api::problem::{Problem, ProblemCode};
 use super::locked;
 use crate::os_error::{self, Outcome};
 
-/// How long a look may take: longer than some thousand descriptors on a file server that works.
+/// How long a scan may take: longer than reading thousands of descriptors on a working file system.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// See the module.
 pub(super) struct TimedScan {
-    /// How long each may take.
+    /// How long each scan may take.
     pub(super) patience: Duration,
     under_way: Arc<UnderWay>,
 }
@@ -39,14 +38,14 @@ impl Default for TimedScan {
     }
 }
 
-/// Datastores that are looked at, and since when.
+/// Datastores that are being scanned, with the time when that began.
 #[derive(Default)]
 struct UnderWay {
     since: Mutex<BTreeMap<Name, Instant>>,
     ended: Condvar,
 }
 
-/// The right to look at a datastore, until dropped.
+/// The right to scan a datastore, until dropped.
 struct Look {
     under_way: Arc<UnderWay>,
     datastore: Name,
@@ -60,7 +59,7 @@ impl Drop for Look {
 }
 
 impl TimedScan {
-    /// What a look at a datastore shows, or that the datastore does not answer.
+    /// The result of a scan of a datastore, or an error if the datastore does not respond.
     pub(super) fn at<T: Send + 'static>(
         &self,
         datastore: &Name,
@@ -70,7 +69,7 @@ impl TimedScan {
         let (tell, told) = channel();
         let act = move || {
             let seen = look();
-            // Whoever is told may ask again at once.
+            // The receiver may scan again at once.
             drop(turn);
             let _ = tell.send(seen);
         };
@@ -139,10 +138,10 @@ mod tests {
         let told = refused.unwrap_err();
         assert!(told.to_string().contains("does not respond"), "{told}");
         assert!(again.recv().is_err(), "one is under way");
-        // So long that only a thread that is never let run takes longer.
+        // So long that it is exceeded only if the thread never gets CPU time.
         looks.patience = Duration::from_secs(60);
         assert_eq!(looks.at(&name("other"), || Ok(2)).unwrap(), 2);
-        // It is there again, and so is seen again.
+        // It responds again, and so is scanned again.
         go_on.send(()).unwrap();
         assert_eq!(looks.at(&name("hung"), || Ok(3)).unwrap(), 3);
     }

@@ -1,4 +1,4 @@
-//! Orders that take a disk in from an image file, or out to one; both answer with a job.
+//! Commands that import a disk from an image file, or export one to it; both return a job.
 
 use std::fs::{File, Metadata};
 use std::io::{Seek, SeekFrom};
@@ -24,7 +24,7 @@ use crate::store::{Found, Identity};
 use crate::text::new_uuid;
 
 impl DiskService {
-    /// Makes a disk of an image file.
+    /// Creates a disk from an image file.
     pub(crate) fn import(self: &Arc<Self>, order: DiskImport) -> Outcome<Job> {
         must_be_bounded(&order.file, &format!("import disk {}", order.name))?;
         if let Some(device) = &order.device {
@@ -53,7 +53,7 @@ impl DiskService {
         let disk_service = Arc::clone(self);
         let name = order.name.clone();
         Ok(self.jobs.start(what, name.clone(), move |progress| {
-            // A guest sees whole blocks; what an odd image lacks reads as zeroes.
+            // A guest sees whole blocks; the missing part of the last block reads as zeroes.
             let size = feed.size(progress)?;
             if size == 0 {
                 return Err(os_error::invalid("the image is empty")
@@ -83,7 +83,7 @@ impl DiskService {
         }))
     }
 
-    /// Attaches a disk that was imported just now. It stays, if that fails.
+    /// Attaches a disk that was just imported. If that fails, the disk stays.
     fn attach_imported(&self, claim: &Claim) -> Outcome<()> {
         let attached = self.attach_claimed(claim, DiskAttach::default());
         attached.map(drop).map_err(|problem| {
@@ -146,7 +146,7 @@ impl DiskService {
 }
 
 impl DiskService {
-    /// A disk that is attached, and how a copy of it is made all the same.
+    /// The error for an attached disk, with another way to copy it.
     fn in_use(&self, name: &Name, what: String) -> Problem {
         let remedy = match self.nbd_uri(name) {
             Some(uri) => {
@@ -175,11 +175,11 @@ impl DiskService {
     }
 }
 
-/// Where an imported disk is to lie.
+/// Where to store an imported disk.
 enum Target {
     /// In a file on its datastore.
     File,
-    /// On a block device, whose content is lost.
+    /// On a block device, whose content is overwritten.
     Device(PathBuf),
 }
 
@@ -218,7 +218,8 @@ impl Target {
     }
 }
 
-/// Refuses an image that is shorter than its disk, as attaching it does: a copy would have zeroes where data is missing.
+/// Refuses an image that is shorter than its disk, as attaching does: a copy would have zeroes in place of missing
+/// data.
 fn whole(mut image: &File, disk: &Found) -> Outcome<()> {
     let size = disk.descriptor.size.0;
     let has = image.seek(SeekFrom::End(0)).map_err(|e| {
@@ -241,10 +242,10 @@ fn whole(mut image: &File, disk: &Found) -> Outcome<()> {
     )
 }
 
-/// The longest path that an order may name: the kernel takes none that is longer.
+/// The longest path that a command may name: the kernel accepts no longer one.
 const MOST_PATH: usize = 4095;
 
-/// Refuses a path that no file can have, before it is repeated in the job's words and the log.
+/// Refuses a path that no file can have, before it is repeated in the job's description and the log.
 fn must_be_bounded(path: &Path, what: &str) -> Outcome<()> {
     match path.as_os_str().len() {
         0..=MOST_PATH => Ok(()),

@@ -1,11 +1,12 @@
-//! The file that an image format is read from, and how a format's blocks become a plain run of bytes.
+//! The file of an image format, and the mapping of the format's blocks to linear disk content.
 //!
-//! Each format says where the bytes of a guest's offset are ([`Layout`]); [`Mapped`] makes of that what the copy loop wants.
+//! Each format reports where the bytes at a guest's offset are ([`Layout`]); [`Mapped`] turns that into a source for
+//! the copy loop.
 //!
 //! # Always true
 //! - Every number that is read from the file is checked before it is used: image files are hostile input.
-//! - Bytes that the file should have and lacks are an error, and never zeroes.
-//! - No more than a table and a cluster of an image are in memory at a time.
+//! - Bytes that are missing from the file are an error, and never read as zeroes.
+//! - At most one table and one cluster of an image are in memory at a time.
 
 use std::fs::File;
 use std::io;
@@ -13,7 +14,7 @@ use std::os::unix::fs::FileExt;
 
 use crate::disks::copy::{Extent, Source};
 
-/// Places asked for at most to answer one question: a bound, so that a cancelled job ends soon.
+/// The most lookups for one query: a bound, so that a cancelled job ends soon.
 const MOST_PLACES: usize = 1024;
 
 /// A file of a format.
@@ -23,24 +24,25 @@ pub(crate) struct Container {
     length: u64,
 }
 
-/// Where bytes of the disk are.
+/// Location of bytes of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// Nowhere: they are zeroes.
+    /// Not stored: they are zeroes.
     Zero,
-    /// In the file, as they are, from there on.
+    /// In the file, uncompressed, from this offset on.
     At(u64),
     /// In the file, compressed.
     Packed,
 }
 
-/// What a format knows of its own.
+/// The parts that each format implements.
 pub(super) trait Layout {
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     fn size(&self) -> u64;
-    /// Where the bytes from `offset` on are, and how many in a row are there. Less than the disk's end, never none.
+    /// The location of the bytes at `offset`, and how many are there in a row: at least one, and none beyond the disk's
+    /// end.
     fn find(&self, file: &Container, offset: u64) -> io::Result<(u64, Place)>;
-    /// Fills the buffer from `offset` on, all of it within one compressed piece.
+    /// Fills the buffer from `offset` on. The range lies within one compressed piece.
     fn unpack(&self, _file: &Container, _offset: u64, _buffer: &mut [u8]) -> io::Result<()> {
         Err(damaged("it has no compressed parts"))
     }
@@ -57,7 +59,7 @@ impl Container {
         Container { file, length }
     }
 
-    /// Bytes of the file.
+    /// Length of the file in bytes.
     pub(super) fn length(&self) -> u64 {
         self.length
     }
@@ -66,7 +68,7 @@ impl Container {
         self.file
     }
 
-    /// Fills the buffer from there on.
+    /// Fills the buffer from this offset on.
     pub(super) fn read(&self, buffer: &mut [u8], at: u64) -> io::Result<()> {
         let fits = at
             .checked_add(buffer.len() as u64)
@@ -88,7 +90,7 @@ impl Container {
         Ok(bytes)
     }
 
-    /// So many bytes, of which there are few.
+    /// Reads `length` bytes, for small lengths.
     pub(super) fn bytes(&self, at: u64, length: usize) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; length];
         self.read(&mut bytes, at)?;
@@ -117,7 +119,7 @@ impl<L: Layout> Mapped<L> {
         Mapped { file, layout }
     }
 
-    /// As [`Layout::find`], cut at `most`, and checked.
+    /// As [`Layout::find`], limited to `most` and checked.
     fn find(&self, offset: u64, most: u64) -> io::Result<(u64, Place)> {
         let (length, place) = self.layout.find(&self.file, offset)?;
         if length == 0 {
@@ -174,17 +176,17 @@ pub(super) fn damaged(why: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why.into())
 }
 
-/// The image's header makes no sense: no program reads or mends it.
+/// The image's header is invalid: no program can read or repair it.
 pub(super) fn impossible(why: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, why.into())
 }
 
-/// The image is sound for all that is known, and not one that is read here.
+/// The image seems valid, but its kind is not supported.
 pub(super) fn unsupported(why: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, why.into())
 }
 
-/// The image has its bytes, or some of them, in another file, which is not opened.
+/// Some or all of the image's data is in another file, which is not opened.
 pub(super) fn leans_on(other: &str) -> io::Error {
     let other: String = other
         .chars()
@@ -196,7 +198,7 @@ pub(super) fn leans_on(other: &str) -> io::Error {
     ))
 }
 
-/// Inflates all of `packed` into all of `out`.
+/// Decompresses all of `packed` into all of `out`.
 pub(super) fn inflate(packed: &[u8], out: &mut [u8], zlib_header: bool) -> io::Result<usize> {
     let pieces = std::iter::once(packed);
     miniz_oxide::inflate::decompress_slice_iter_to_slice(out, pieces, zlib_header, false)

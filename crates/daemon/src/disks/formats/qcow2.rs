@@ -2,7 +2,7 @@
 //!
 //! # Always true
 //! - Only the file itself is read: an image with a backing file or an external data file is refused.
-//! - What an encrypted image holds is never taken for data.
+//! - The content of an encrypted image is never treated as data.
 //!
 //! # Source
 //! QEMU's `docs/interop/qcow2.txt`.
@@ -16,25 +16,25 @@ use super::container::{
     Container, Layout, Place, damaged, impossible, inflate, leans_on, unsupported,
 };
 
-/// What every qcow file begins with, of any version.
+/// The first bytes of a qcow file of any version.
 pub(super) const MAGIC: &[u8] = b"QFI\xfb";
 
 const CORRUPT: u64 = 1 << 1;
 const DATA_FILE: u64 = 1 << 2;
 const COMPRESSION: u64 = 1 << 3;
 const SUBCLUSTERS: u64 = 1 << 4;
-/// The features that are read here: the lowest bit says that reference counts may be wrong, which nobody asks for here.
+/// The supported features. The lowest bit says that reference counts may be wrong, and they are not used here.
 const KNOWN: u64 = 1 | CORRUPT | DATA_FILE | COMPRESSION | SUBCLUSTERS;
 
-/// The bits of a table entry that say where a table or cluster is.
+/// The bits of a table entry with the offset of a table or cluster.
 const PLACE: u64 = 0x00ff_ffff_ffff_fe00;
 const PACKED: u64 = 1 << 62;
 const ZERO: u64 = 1;
-/// Subclusters of a cluster.
+/// Subclusters in a cluster.
 const PARTS: u64 = 32;
-/// The largest window of a zstd cluster: a cluster has 2 MiB at most, and no window need be larger than what is packed.
+/// The largest window of a zstd cluster: a cluster has at most 2 MiB, and a window need not exceed the packed data.
 const MOST_WINDOW: u64 = 8 << 20;
-/// The longest name that the format allows a backing file.
+/// The longest name of a backing file that the format allows.
 const MOST_NAME: u32 = 1023;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,19 +50,19 @@ pub(super) struct Qcow2 {
     first_table: u64,
     compression: Compression,
     subclusters: bool,
-    /// The second-level table that was read last, and where it is.
+    /// The second-level table that was read last, with its offset.
     table: RefCell<Option<(u64, Vec<u8>)>>,
-    /// The cluster that was unpacked last, and its number.
+    /// The cluster that was decompressed last, with its number.
     unpacked: RefCell<Option<(u64, Vec<u8>)>>,
 }
 
-/// What the header's fields for features say.
+/// The feature fields of the header.
 struct Features {
     incompatible: u64,
     compression: u8,
 }
 
-/// Whether a header says that the image's bytes are encrypted.
+/// Whether the header says that the image is encrypted.
 pub(super) fn is_encrypted(file: &Container) -> io::Result<bool> {
     Ok(file.be32(32)? != 0)
 }
@@ -121,17 +121,17 @@ impl Qcow2 {
         1 << self.cluster_bits
     }
 
-    /// Bytes of an entry of a second-level table.
+    /// Size of a second-level table entry in bytes.
     fn entry(&self) -> u64 {
         if self.subclusters { 16 } else { 8 }
     }
 
-    /// Bytes of the disk that a second-level table says the place of.
+    /// Bytes of the disk that a second-level table covers.
     fn covered(&self) -> u64 {
         self.cluster() / self.entry() * self.cluster()
     }
 
-    /// The entry of a cluster, and what it says of its parts; none where its whole table is missing.
+    /// A cluster's entry and its subcluster bitmap; none if its whole table is missing.
     fn look_up(&self, file: &Container, offset: u64) -> io::Result<Option<(u64, u64)>> {
         let first = file.be64(self.first_table + 8 * (offset / self.covered()))?;
         let at = first & PLACE;
@@ -159,7 +159,7 @@ impl Qcow2 {
         }))
     }
 
-    /// Where a part of a cluster of several parts is.
+    /// Location of a subcluster.
     fn find_part(&self, at: u64, parts: u64, within: u64) -> io::Result<(u64, Place)> {
         let part = self.cluster() / PARTS;
         let (number, length) = (within / part, part - within % part);
@@ -176,7 +176,7 @@ impl Qcow2 {
         let bits = 62 - (self.cluster_bits - 8);
         let at = entry & ((1 << bits) - 1);
         let sectors = (entry >> bits & ((1 << (self.cluster_bits - 8)) - 1)) + 1;
-        // The last sector of the file may be missing in part.
+        // The last sector of the file may be incomplete.
         let left = file.length().saturating_sub(at);
         let length = (sectors * 512 - at % 512).min(left);
         let length = usize::try_from(length).expect("a few clusters at most");
@@ -281,7 +281,7 @@ fn must_stand_alone(file: &Container, incompatible: u64) -> io::Result<()> {
     if at != 0 {
         let length = length.min(MOST_NAME) as usize;
         let name = file.bytes(at, length)?;
-        // Some programs pad it.
+        // Some programs pad the name.
         let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
         return Err(leans_on(&String::from_utf8_lossy(name)));
     }

@@ -1,10 +1,11 @@
-//! Small images made by hand, so that no other program is needed. `tests/images.rs` has the real ones, by qemu-img.
+//! Tests with small hand-made images, so that no other program is needed. `tests/images.rs` uses real ones from
+//! qemu-img.
 
 use super::*;
 use crate::disks::copy::{self, Bytes};
 use std::os::unix::fs::FileExt;
 
-/// A file of these bytes, and of zeroes up to its length.
+/// A file of this length with these bytes, and zeroes elsewhere.
 fn file(length: u64, parts: &[(u64, &[u8])]) -> File {
     let file = tempfile::tempfile().unwrap();
     file.set_len(length).unwrap();
@@ -36,7 +37,7 @@ fn content(image: &Image) -> Vec<u8> {
 
 const BLOCK: usize = 1 << 20;
 
-/// Three blocks, of which the second has data: in its place 0 of the file's blocks.
+/// Three blocks. Only the second has data, in block 0 of the file.
 fn expected() -> Vec<u8> {
     let mut bytes = vec![0; 3 * BLOCK - 512];
     bytes[BLOCK..2 * BLOCK].fill(7);
@@ -151,7 +152,7 @@ fn images_of_each_format_are_recognised_and_read() {
     ] {
         let image = opened(&file, None).unwrap_or_else(|problem| panic!("{name}: {problem}"));
         assert!(content(&image) == expected(), "{name}");
-        // Whoever insists gets the file's own bytes.
+        // An explicit raw format gives the file's own bytes.
         let raw = opened(&file, Some(ImageFormat::Raw)).unwrap();
         assert_eq!(raw.size(), file.metadata().unwrap().len(), "{name}");
     }
@@ -162,7 +163,7 @@ fn a_vhd_of_fixed_size_is_its_data_without_the_footer() {
     let footer = vpc_footer(2, 8192);
     let file = file(8192 + 512, &[(0, &[9; 8192]), (8192, &footer)]);
     assert!(content(&opened(&file, None).unwrap()) == [9; 8192]);
-    // A footer that is damaged is the last sector of a raw image.
+    // A damaged footer is the last sector of a raw image.
     file.write_all_at(&[1], 8192 + 100).unwrap();
     assert_eq!(opened(&file, None).unwrap().size(), 8192 + 512);
 }
@@ -214,7 +215,7 @@ fn what_is_known_to_be_something_else_is_refused_by_name_with_the_command_that_h
         let forced = opened(&file, Some(ImageFormat::Raw)).unwrap();
         assert_eq!(forced.size(), 1 << 16, "{name}");
     }
-    // A compressed or encrypted image is told from one that only calls itself so.
+    // A compressed or encrypted image is distinguished from one that only has the name of its format.
     assert!(opened(&file(512, &[]), Some(ImageFormat::Qcow2)).is_err());
 }
 
@@ -292,7 +293,7 @@ fn damage_anywhere_in_the_tables_ends_nobody() {
     }
 }
 
-/// Opens and reads an image here and there; whether it is understood does not matter.
+/// Opens an image and reads parts of it; the result does not matter.
 fn look_over(file: &File) {
     let Ok(image) = opened(file, None) else {
         return;
@@ -356,7 +357,7 @@ fn a_check_is_advised_only_where_it_can_help() {
         let (told, remedy) = remedy(&impossible);
         assert!(remedy.starts_with("get it again"), "{told}: {remedy}");
     }
-    // Its header makes sense, and says that it is corrupt.
+    // Its header is valid and marks the image as corrupt.
     let (told, remedy) = remedy(&changed(&[
         (4, &3_u32.to_be_bytes()),
         (72, &2_u64.to_be_bytes()),

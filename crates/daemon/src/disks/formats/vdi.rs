@@ -10,10 +10,10 @@ use super::container::{Container, Layout, Place, damaged, leans_on, unsupported}
 /// Offset of the magic number, and the number.
 pub(super) const MAGIC: (usize, [u8; 4]) = (0x40, 0xbeda_107f_u32.to_le_bytes());
 
-/// In the table: there is no such block, and it was discarded. Both read as zeroes.
+/// Table entries for a block that does not exist, and for a discarded one. Both read as zeroes.
 const NOWHERE: u32 = 0xffff_fffe;
 
-/// The two types of image that stand alone: blocks as they come, and all blocks from the start.
+/// The two image types without a parent: dynamic and fixed.
 const ALONE: [u32; 2] = [1, 2];
 
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use std::io;
 
 use super::container::{Container, Layout, Place, damaged, leans_on, unsupported};
 
-/// What a file begins with.
+/// The first bytes of a file.
 pub(super) const MAGIC: &[u8] = b"vhdxfile";
 
 const HEADERS: [u64; 2] = [64 << 10, 128 << 10];
@@ -27,7 +27,7 @@ pub(super) struct Vhdx {
     size: u64,
     block: u64,
     table: u64,
-    /// After so many entries for blocks there is one for a bitmap.
+    /// A bitmap entry follows each group of this many block entries.
     chunk: u64,
 }
 
@@ -95,7 +95,7 @@ impl Layout for Vhdx {
             .checked_add(8 * (block + block / self.chunk))
             .ok_or_else(|| damaged("its table of blocks points outside of it"))?;
         let entry = file.le64(entry)?;
-        // The place is in whole MiB, in the upper 44 bits.
+        // The offset is in MiB, in the upper 44 bits.
         let at = (entry & !0xf_ffff).saturating_add(within);
         match entry & 7 {
             0..=3 => Ok((length, Place::Zero)),
@@ -106,7 +106,7 @@ impl Layout for Vhdx {
     }
 }
 
-/// The header that was written last and is whole.
+/// The latest header that is intact.
 fn header(file: &Container) -> io::Result<Vec<u8>> {
     let headers = HEADERS.map(|at| file.bytes(at, HEADER));
     let sound = headers
@@ -128,7 +128,7 @@ fn region_table(file: &Container) -> io::Result<Vec<u8>> {
         .ok_or_else(|| damaged("both its tables of regions are damaged"))
 }
 
-/// What the metadata region says where what is.
+/// The metadata region's table of items.
 struct Items {
     region: u64,
     table: Vec<u8>,
@@ -158,7 +158,7 @@ impl Items {
     }
 }
 
-/// Whether a structure with its checksum at byte 4 is as it was written.
+/// Whether a structure with its checksum at byte 4 is intact.
 fn is_sound(bytes: &[u8]) -> bool {
     let crc = |crc: u32, byte: u8| {
         (0..8).fold(crc ^ u32::from(byte), |crc, _| match crc & 1 {
@@ -174,7 +174,7 @@ fn is_sound(bytes: &[u8]) -> bool {
     le32(bytes, 4) == !sum
 }
 
-/// A GUID as it lies in the file: its first three fields with the lowest byte first.
+/// A GUID as stored in the file: its first three fields are little-endian.
 const fn guid(a: u32, b: u16, c: u16, d: u64) -> [u8; 16] {
     let (a, b, c, d) = (
         a.to_le_bytes(),

@@ -1,6 +1,6 @@
-//! VMware's VMDK, where it is one file: a header, a description, directories of grain tables, the grains.
+//! VMware's VMDK as a single file: a header, a description, directories of grain tables, the grains.
 //!
-//! A description in a file of its own names other files, and so does one with a parent: both are refused.
+//! A separate description file names other files, and so does an image with a parent: both are refused.
 //!
 //! # Source
 //! VMware's "Virtual Disk Format 5.0"; QEMU's `block/vmdk.c`.
@@ -10,20 +10,20 @@ use std::io;
 
 use super::container::{Container, Layout, Place, damaged, inflate, leans_on, unsupported};
 
-/// What a file of grains begins with.
+/// The first bytes of a file with grains.
 pub(super) const MAGIC: &[u8] = b"KDMV";
 
 const SECTOR: u64 = 512;
 const ZERO_GRAINS: u32 = 1 << 2;
 const COMPRESSED: u32 = 1 << 16;
 const MARKERS: u32 = 1 << 17;
-/// As the place of the directory: it stands in the copy of the header at the file's end.
+/// The directory's offset, if it is in the copy of the header at the file's end.
 const AT_THE_END: u64 = u64::MAX;
-/// From that copy to the end of the file: itself and the end-of-stream marker.
+/// Distance of that copy from the end of the file: the copy itself and the end-of-stream marker.
 const FOOTER: u64 = 1024;
-/// The longest description that is read: QEMU's is 20 sectors.
+/// The longest description that is read: QEMU's has 20 sectors.
 const MOST_DESCRIPTION: u64 = 64 << 10;
-/// The largest grain: VMware's are 64 KiB.
+/// The largest grain: VMware's have 64 KiB.
 const MOST_GRAIN: u64 = 1 << 20;
 
 pub(super) struct Vmdk {
@@ -32,7 +32,7 @@ pub(super) struct Vmdk {
     per_table: u64,
     directory: u64,
     flags: u32,
-    /// The grain that was unpacked last, and its number.
+    /// The grain that was decompressed last, with its number.
     unpacked: RefCell<Option<(u64, Vec<u8>)>>,
 }
 
@@ -80,9 +80,9 @@ impl Vmdk {
         })
     }
 
-    /// Unpacks the grain that begins at `at`.
+    /// Decompresses the grain that begins at `at`.
     fn unpack_grain(&self, file: &Container, at: u64) -> io::Result<Vec<u8>> {
-        // A marker comes first: which sector of the disk it is (8 bytes), and the packed length (4 bytes).
+        // A marker comes first: the grain's first sector on the disk (8 bytes), and the packed length (4 bytes).
         let packed = file.le32(at + 8)?;
         if u64::from(packed) > 2 * self.grain {
             return Err(damaged("a grain of it is longer than it can be"));
@@ -140,7 +140,7 @@ impl Layout for Vmdk {
     }
 }
 
-/// Refuses what is one part of several, and what has a parent.
+/// Refuses an image that is one part of several, or that has a parent.
 fn must_stand_alone(file: &Container) -> io::Result<()> {
     let (at, length) = (file.le64(28)?, file.le64(36)?);
     if at == 0 || length == 0 {

@@ -7,7 +7,7 @@ use std::io;
 
 use super::container::{Container, Layout, Place, damaged, leans_on, unsupported};
 
-/// What a footer begins with; a growing image has a copy of it at its start.
+/// The first bytes of a footer; a growing image has a copy of it at its start.
 pub(super) const MAGIC: &[u8] = b"conectix";
 
 const FOOTER: usize = 512;
@@ -15,13 +15,13 @@ const FIXED: u32 = 2;
 const GROWING: u32 = 3;
 const BRANCHED: u32 = 4;
 
-/// Programs that say the size in bytes; for the others cylinders, heads and sectors are what the guest saw.
+/// Programs that store the size in bytes. For all others, the guest saw the size by cylinders, heads and sectors.
 const EXACT: [&[u8; 4]; 5] = [b"win ", b"qem2", b"d2v ", b"tap\0", b"CTXS"];
 
 #[derive(Debug)]
 pub(super) struct Vpc {
     size: u64,
-    /// None where the bytes are as they are, from the file's start on.
+    /// None if the data is stored linearly from the file's start.
     blocks: Option<Blocks>,
 }
 
@@ -30,7 +30,7 @@ struct Blocks {
     table: u64,
     entries: u64,
     block: u64,
-    /// Bytes of the bitmap before each block's data.
+    /// Size in bytes of the bitmap before each block's data.
     bitmap: u64,
 }
 
@@ -44,7 +44,7 @@ impl Vpc {
         let length = file.length();
         let first: [u8; FOOTER] = file.array(0)?;
         let last: [u8; FOOTER] = file.array(length - FOOTER as u64)?;
-        // What one of fixed size begins with is its guest's.
+        // An image of fixed size begins with its guest's data.
         let footer = match first.starts_with(MAGIC) && !is_fixed(&last) {
             true => first,
             false => last,
@@ -116,7 +116,7 @@ impl Layout for Vpc {
     }
 }
 
-/// Bytes of the disk.
+/// Size of the disk in bytes.
 fn size_of(footer: &[u8; FOOTER]) -> u64 {
     let cylinders = u64::from(u16::from_be_bytes([footer[0x38], footer[0x39]]));
     let (heads, sectors) = (u64::from(footer[0x3a]), u64::from(footer[0x3b]));
@@ -129,7 +129,7 @@ fn size_of(footer: &[u8; FOOTER]) -> u64 {
     }
 }
 
-/// Whether its checksum is right: the complement of the sum of all its other bytes.
+/// Whether its checksum is right: the complement of the sum of all other bytes.
 fn is_sound(footer: &[u8; FOOTER]) -> bool {
     let own = 0x40..0x44;
     let bytes = footer.iter().enumerate();

@@ -1,4 +1,4 @@
-//! Sources as they come: files, pipes, images in use, and one that never answers.
+//! Tests of all kinds of sources: files, pipes, images in use, and a source that never responds.
 
 use super::*;
 use crate::disks::export;
@@ -42,7 +42,7 @@ fn opened(file: &Path) -> Outcome<Feed> {
     begin(&order(file, None), |_| Ok(()))
 }
 
-/// What an order that must fail is answered.
+/// The error of a command that must fail.
 fn refused(file: &Path) -> Problem {
     match opened(file) {
         Err(problem) => problem,
@@ -111,7 +111,7 @@ fn a_job_whose_source_never_answers_ends_when_it_is_cancelled() {
     let folder = tempfile::tempdir().unwrap();
     let raw = pattern(folder.path());
     let (answers, waits) = channel::<()>();
-    // Stands for an open that hangs, as on a server that is gone.
+    // Simulates an open that hangs, as on a server that is gone.
     let hang = move |_: &Metadata| {
         let _never = waits.recv();
         Ok(())

@@ -1,4 +1,4 @@
-//! Detaches that take too long: the disk's name stays taken until its I/O in flight has ended, and everybody is told so.
+//! Tests of detaches that take too long: the disk's name stays taken, and errors say so, until its I/O in flight ends.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -9,7 +9,7 @@ use tidegate_api::disk::ClientKind;
 use super::*;
 use crate::host::nbd::{Handshake, Negotiated, Step, Tls};
 
-/// Never reached unless something is stuck.
+/// Never reached unless something hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 const WRITE: u16 = 1;
 
@@ -26,11 +26,11 @@ fn head_of(stream: &mut UnixStream) -> Option<Head> {
     Some((command, cookie, offset, len))
 }
 
-/// An NBD server of a few bytes. What its first client asks for has no answer, until that client is hung up on.
+/// An NBD server of a few bytes. It does not answer its first client's requests until that connection is closed.
 struct Upstream {
     uri: String,
     bytes: Arc<Mutex<Vec<u8>>>,
-    /// Gets the first connection when a request of it has come.
+    /// Receives the first connection when a request has arrived on it.
     silent: Receiver<UnixStream>,
 }
 
@@ -99,7 +99,7 @@ fn agree(stream: &mut UnixStream) {
     }
 }
 
-/// Keeps what is written, and answers each request but reads at once.
+/// Stores writes, and answers every request except reads at once.
 fn serve(mut stream: UnixStream, kept: &Mutex<Vec<u8>>) {
     while let Some((command, cookie, offset, len)) = head_of(&mut stream) {
         if command == WRITE {
@@ -116,7 +116,7 @@ fn serve(mut stream: UnixStream, kept: &Mutex<Vec<u8>>) {
     }
 }
 
-/// A client of an attached disk that has asked to write this byte over the first block.
+/// A client of an attached disk that has sent a write of this byte over the first block.
 fn writing(stage: &Stage, disk: &str, byte: u8) -> UnixStream {
     let live = stage.disk_service.live.get(&name(disk)).unwrap();
     let (ours, mut theirs) = UnixStream::pair().unwrap();
@@ -164,7 +164,7 @@ fn a_disk_whose_detach_gave_up_cannot_be_attached_until_its_old_write_has_ended(
         assert!(text.contains("still being detached"), "{text}");
         assert!(text.contains("datastore up does not respond"), "{text}");
     }
-    // Nobody is told to attach it who asks what it does.
+    // A query about the disk does not advise attaching it.
     let told = stage
         .disk_service
         .must_be_attached(&name("a"))
@@ -172,7 +172,7 @@ fn a_disk_whose_detach_gave_up_cannot_be_attached_until_its_old_write_has_ended(
         .unwrap();
     assert!(told.to_string().contains("still being detached"), "{told}");
     assert!(told.remedy.unwrap().contains("tidegate disk detach a"));
-    // The name is taken, for whatever order.
+    // The name is taken for every command.
     let refusals = [
         stage.attach("a", Outside::Agreed).map(drop).unwrap_err(),
         stage.disk_service.delete(&name("a")).unwrap_err(),
@@ -196,7 +196,7 @@ fn a_disk_whose_detach_gave_up_cannot_be_attached_until_its_old_write_has_ended(
     assert!(shown.problem.is_some());
     assert_eq!(stage.disk_service.troubles().len(), 1);
 
-    // The upstream hangs up: the old write is sent again, and ends. Only then is there room for newer ones.
+    // The upstream disconnects: the old write is sent again, and ends. Only then can newer writes be served.
     silent.shutdown(std::net::Shutdown::Both).unwrap();
     stage
         .disk_service
@@ -234,7 +234,7 @@ fn a_detach_that_does_not_end_before_the_daemon_does_is_counted() {
     let silent = upstream.silent.recv_timeout(PATIENCE).unwrap();
     let disk_service = Arc::get_mut(&mut stage.disk_service).expect("nobody else has it");
     disk_service.parting = Duration::from_millis(50);
-    // Once by itself, and once more while it is still under way.
+    // Once on its own, and again while the first detach is still in progress.
     assert_eq!(stage.disk_service.detach_all(), 1);
     assert_eq!(stage.disk_service.detach_all(), 1);
     silent.shutdown(std::net::Shutdown::Both).unwrap();

@@ -1,4 +1,4 @@
-//! Directories of attached disks that are renamed or removed.
+//! Tests with attached disks whose directories are renamed or removed.
 
 use super::*;
 
@@ -24,13 +24,13 @@ fn an_attached_disk_whose_directory_was_renamed_is_listed_and_says_so() {
     assert_eq!(other.what, "disk other is the attached disk db1");
     assert_eq!(stage.disk_service.disk(&name("db1")).unwrap(), disks[0]);
     assert_eq!(stage.disk_service.harms().unwrap(), [missing]);
-    // It is served, so who asks is told how to reach it.
+    // It is served, so a query returns how to reach it.
     let snippet = stage
         .disk_service
         .snippet(&name("db1"), api::SnippetFor::Qemu);
     assert!(snippet.unwrap().text.contains("disks/db1.sock"));
 
-    // Nobody else has it, so nobody is blamed.
+    // No other daemon has it, so none is named in the error.
     let refused = stage.attach("other", Outside::default()).unwrap_err();
     assert_eq!(refused.code, ProblemCode::Busy);
     assert!(
@@ -55,7 +55,7 @@ fn an_attached_disk_whose_directory_was_removed_is_listed_and_can_be_let_go_of()
     assert!(disk.attached);
     let problem = disk.problem.unwrap();
     assert!(problem.why[0].ends_with("was removed or moved"));
-    // Its image is found missing as well: that is one misfortune.
+    // Its image is missing as well: both are one problem.
     let live = stage.disk_service.live.get(&name("db1")).unwrap();
     stage.disk_service.look_after_image(&live);
     assert!(live.harmed().is_some());
@@ -99,7 +99,7 @@ fn a_missing_directory_is_told_of_also_once_the_image_is_found_missing() {
     let removed = told();
     let (save, detach) = (removed.find("save the data"), removed.find("disk detach"));
     assert!(save.unwrap() < detach.unwrap(), "{removed}");
-    // Who gives another order is not told to detach it either, before the data is saved.
+    // Other commands also do not advise detaching it before the data is saved.
     let refused = stage.disk_service.set(&name("db1"), &DiskSet::default());
     let refused = refused.unwrap_err().to_string();
     assert!(refused.contains("save the data"), "{refused}");

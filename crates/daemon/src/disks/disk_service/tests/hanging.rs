@@ -1,8 +1,8 @@
-//! Commands on other datastores, scans, start and stop while a datastore hangs.
+//! Tests of commands on other datastores, scans, start and stop while a datastore hangs.
 
 use super::*;
 
-/// TimedScan at a datastore hang until what is answered is dropped, and nobody who asks for one waits.
+/// Makes scans of a datastore hang until the returned value is dropped. Callers do not wait for such a scan.
 pub(super) fn hang(
     looks: &mut timed_scan::TimedScan,
     datastore: &str,
@@ -54,12 +54,12 @@ fn who_looks_at_all_datastores_is_told_of_one_that_hangs_and_waits_for_none() {
     };
     told(stage.disk_service.datastores_at_a_glance().unwrap());
     told(stage.disk_service.datastores().unwrap());
-    // What is attached there is listed all the same.
+    // Disks that are attached there are still listed.
     let disks = stage.disk_service.disks(None).unwrap();
     assert!(disks.len() == 1 && disks[0].attached);
     let problem = disks[0].problem.as_ref().expect("it hangs").to_string();
     assert!(problem.contains("does not respond"), "{problem}");
-    // What is known here without a look is told.
+    // What is known without a scan is reported.
     let attached = stage.disk_service.attached_disks().unwrap();
     assert_eq!((attached.len(), attached[0].allocated_bytes), (1, None));
     drop(let_go);
@@ -78,7 +78,7 @@ fn orders_on_disks_elsewhere_are_carried_out_while_a_datastore_hangs_and_a_disk_
     stage.disk_on("unhindered", "b");
     let disk_service = Arc::get_mut(&mut stage.disk_service).expect("nobody else has it");
     let let_go = hang(&mut disk_service.looks, "shared");
-    // Those elsewhere answer sooner; nobody waits for this one again once it is over.
+    // Other datastores respond sooner. Once this time is over, no caller waits for this one again.
     disk_service.looks.patience = Duration::from_secs(3);
     let shown = stage.disk_service.disk(&name("a")).unwrap();
     let refused = stage.disk_service.disk(&name("nonesuch")).unwrap_err();
@@ -92,7 +92,7 @@ fn orders_on_disks_elsewhere_are_carried_out_while_a_datastore_hangs_and_a_disk_
     stage.disk_on("unhindered", "c");
     stage.detach("a");
     assert!(stage.disk_service.live.get(&name("a")).is_none());
-    // A start goes on without them, and each is told of by its name.
+    // A start continues without them, and reports each by name.
     stage.disk_service.detach_all();
     assert_eq!(stage.attach_remembered(), 0);
     let told = stage.disk_service.troubles().remove(0).to_string();

@@ -1,4 +1,4 @@
-//! Images that another program overwrites, removes or moves.
+//! Tests with images that another program overwrites, removes or moves.
 
 use super::*;
 use crate::disks::watch;
@@ -54,7 +54,7 @@ fn an_image_that_was_removed_replaced_or_put_aside_is_reported_until_it_is_back(
     assert!(told().contains("removed or renamed"), "{}", told());
     File::create(found.image()).unwrap().set_len(SIZE).unwrap();
     assert!(told().contains("another file"), "{}", told());
-    // It would be the other one that grows.
+    // Otherwise the other file would grow.
     let larger = DiskResize {
         size_bytes: 2 * SIZE,
         data: ResizeData::Keep,
@@ -80,10 +80,10 @@ fn the_kernel_tells_of_an_image_that_is_removed() {
     let (image, aside) = (found.image(), stage.place.path().join("aside"));
     let elsewhere = stage.place.path().join("elsewhere");
     stage.runtime.block_on(async {
-        // The next look by the clock comes after the test: all that is seen, the kernel tells of.
+        // The next timed check comes after the test: every change seen comes from a kernel notification.
         let never = Duration::from_secs(24 * 60 * 60);
         let watching = tokio::spawn(watch::watch_every(Arc::clone(&stage.disk_service), never));
-        // The kernel is asked before the first look begins.
+        // The kernel watch is set up before the first check begins.
         while live.followed().unwrap().1.is_none() {
             tokio::task::yield_now().await;
         }
@@ -135,7 +135,7 @@ fn what_a_shrinking_that_was_cut_short_left_is_not_seen_when_the_disk_grows() {
     };
     stage.elsewhere("a", half);
     grow();
-    // The same while a guest has it.
+    // The same while a guest uses the disk.
     image.write_all_at(&[7; 4096], SIZE / 2 - 100).unwrap();
     stage.elsewhere("a", half);
     stage.attach("a", Outside::Agreed).unwrap();
@@ -146,7 +146,7 @@ fn what_a_shrinking_that_was_cut_short_left_is_not_seen_when_the_disk_grows() {
     stage.detach("a");
 }
 
-/// A directory on which nothing can be written, until it is dropped.
+/// A directory that is read-only until this is dropped.
 struct ReadOnly(PathBuf);
 
 impl ReadOnly {
@@ -216,7 +216,7 @@ fn a_disk_that_can_only_be_read_is_exported_and_attached_read_only_over_a_restar
     );
     stage.detach("a");
     drop(mounted);
-    // The next time it is as it was set.
+    // The next time, its own setting applies again.
     stage.attach("a", Outside::Agreed).unwrap();
     assert!(
         !stage
@@ -249,7 +249,7 @@ fn only_paths_that_were_accepted_are_agreed_to() {
         stage.disk_service.disk(&name("a")).unwrap().outside_paths,
         [file("seen")]
     );
-    // In between, a peer changes it.
+    // In between, another host changes it.
     stage.elsewhere("a", |found| found.descriptor.filters = trace("other"));
     let refused = attach("seen").unwrap_err();
     assert!(
@@ -271,7 +271,7 @@ fn a_reservation_that_was_written_elsewhere_is_admitted_before_it_counts() {
     assert_eq!(live.admission(), None);
     stage.elsewhere("a", |found| found.descriptor.policy.reservation.0 = 500);
     stage.disk_service.follow(&live);
-    // Of a datastore that was never driven to its most.
+    // The datastore's capacity was never measured under full load.
     let promise = live.admission().map(|admission| admission.promise);
     assert_eq!(promise, Some(tidegate_api::iocontrol::Promise::Unverified));
     assert_eq!(live.policy().unwrap().reservation.0, 500);
@@ -305,7 +305,7 @@ fn an_attached_disk_is_not_attached_for_writing_and_read_only_at_once() {
         "detach it first, then attach it without --read-only",
     );
     stage.detach("a");
-    // One that is set so needs no word.
+    // A disk that is set to read-only needs no option.
     stage.elsewhere("a", |found| found.descriptor.read_only = true);
     stage.attach("a", Outside::Agreed).unwrap();
     stage.attach("a", Outside::Agreed).unwrap();
@@ -317,7 +317,7 @@ fn an_attached_disk_is_not_attached_for_writing_and_read_only_at_once() {
 fn a_device_that_is_another_disks_is_refused_by_whatever_node_or_link() {
     let stage = stage();
     let place = stage.place.path();
-    // Nobody opens them: numbers of which the kernel has no device do.
+    // The nodes are never opened, so device numbers without a device are sufficient.
     let node = |node: &str, minor: &str| {
         let path = place.join(node);
         let mut mknod = std::process::Command::new("mknod");
@@ -346,7 +346,7 @@ fn a_device_that_is_another_disks_is_refused_by_whatever_node_or_link() {
     create("b", &second).unwrap();
 }
 
-/// A block device of a file's, as long as this lives.
+/// A loop device on a file, until dropped.
 struct Loop(PathBuf);
 
 impl Loop {
@@ -375,7 +375,7 @@ fn a_disk_is_not_attached_while_another_one_writes_to_its_device() {
     let link = stage.place.path().join("link");
     std::os::unix::fs::symlink(&device.0, &link).unwrap();
     for (disk, path) in [("a", &device.0), ("b", &link)] {
-        // No order would make two of one device; a host that does not know the one may have made the other.
+        // No command creates two disks on one device, but a host that does not know of the first may create a second.
         stage.disk(disk);
         stage.elsewhere(disk, |found| found.descriptor.device = Some(path.clone()));
     }
@@ -391,7 +391,7 @@ fn a_disk_is_not_attached_while_another_one_writes_to_its_device() {
         refused.remedy.as_deref(),
         Some("detach disk a first, or give disk b another device")
     );
-    // One of the two writes all the same.
+    // One of the two still writes.
     let refused = stage.attach_read_only("b").unwrap_err();
     assert!(
         refused.to_string().contains("disk a is attached"),
@@ -417,7 +417,7 @@ fn a_disk_whose_trace_path_leads_up_is_attached_without_that_filter() {
     };
     let refused = set(&up).unwrap_err();
     assert!(refused.to_string().contains("has `..` in it"), "{refused}");
-    // As an older program accepted it.
+    // As an older version accepted it.
     stage.elsewhere("a", |found| {
         found.descriptor.filters = [&["stats".to_owned()], &up[..]].concat();
         stage.disk_service.agree(found).unwrap();

@@ -1,8 +1,8 @@
-//! Disks whose datastores could not be used at the start, and what becomes of them later.
+//! Tests of disks whose datastores were unusable at the start, and of their later state.
 
 use super::*;
 
-/// Takes a datastore's directory away, as if it were not mounted; what is answered is where it lies meanwhile.
+/// Moves a datastore's directory away, as if it were not mounted. Returns its path meanwhile.
 fn unmount(path: &Path) -> PathBuf {
     let aside = path.with_extension("aside");
     fs::rename(path, &aside).unwrap();
@@ -10,7 +10,7 @@ fn unmount(path: &Path) -> PathBuf {
 }
 
 impl Stage {
-    /// Tries the missing disks once, and waits until that is over.
+    /// Retries the missing disks once, and waits until that is done.
     pub(super) fn try_missing(&self) {
         let _context = self.runtime.enter();
         self.disk_service.try_missing().unwrap();
@@ -61,7 +61,7 @@ fn a_missing_disk_that_is_let_go_of_does_not_come_by_itself() {
     fs::rename(aside, &stage.shared).unwrap();
     stage.try_missing();
     assert!(!stage.is_attached("a"));
-    // Nor where it was let go of after it was found to be missing.
+    // Nor if it was detached after it was found to be missing.
     assert_eq!(missing[&name("shared")], [name("a")]);
     let _context = stage.runtime.enter();
     stage
@@ -85,7 +85,7 @@ fn a_disk_that_another_host_has_or_that_makes_no_sense_is_left_to_its_operator()
     fs::write(&descriptor, "nonsense").unwrap();
     assert_eq!(stage.attach_remembered(), 1);
     fs::write(&descriptor, sound).unwrap();
-    // What a start finds, after the time that it waits for a lock, of a disk that another host has.
+    // The result of a start for a disk that another host has, after the wait for its lock.
     stage.disk_service.detach_all();
     let locked_out = Problem::new(ProblemCode::Locked, "another daemon has it");
     locked(&stage.disk_service.troubles).insert(name("held"), locked_out);
@@ -95,7 +95,7 @@ fn a_disk_that_another_host_has_or_that_makes_no_sense_is_left_to_its_operator()
     stage.try_missing();
     assert!(!stage.is_attached("held") && !stage.is_attached("broken"));
     assert_eq!(stage.disk_service.troubles().len(), 2);
-    // Who says so is obeyed.
+    // An explicit command attaches them.
     for disk in ["held", "broken"] {
         stage.attach(disk, Outside::Agreed).unwrap();
     }
@@ -120,19 +120,19 @@ fn while_a_datastore_hangs_others_disks_come_and_orders_on_its_own_go_on() {
     }
     let disk_service = Arc::get_mut(&mut stage.disk_service).expect("nobody else has it");
     let let_go = super::hanging::hang(&mut disk_service.looks, "solitary");
-    // Longer than anything here takes, but for a look at what hangs.
+    // Longer than anything here takes, except a scan of a datastore that hangs.
     disk_service.looks.patience = Duration::from_secs(5);
     for _ in 0..3 {
         let _context = stage.runtime.enter();
         stage.disk_service.try_missing().unwrap();
     }
-    // By then only one is left who tries, besides this test, and only as long as a look may take.
+    // By then only one retry is left besides this test, and it lasts no longer than a scan may take.
     let is_tried = |datastore| locked(&stage.disk_service.tried).contains(&name(datastore));
     while !stage.is_attached("b") || Arc::strong_count(&stage.disk_service) != 2 {
         assert!(is_tried("solitary"), "b comes, and there is one try");
         std::thread::yield_now();
     }
-    // It is not claimed by who waits for its datastore.
+    // A retry that waits for a datastore does not claim the disk.
     stage.detach("a");
     drop(let_go);
     stage.try_missing();

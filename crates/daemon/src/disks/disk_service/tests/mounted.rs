@@ -1,10 +1,10 @@
-//! Datastores whose directory is another one than before, and directories that cannot be one.
+//! Tests of datastores whose directory was replaced, and of directories that cannot be a datastore.
 
 use std::os::unix::fs::symlink;
 
 use super::*;
 
-/// What is seen at the path of a datastore whose file system is not mounted: the empty directory below.
+/// Shows what an unmounted datastore's path shows: the empty directory of the mount point.
 fn unmount(path: &Path) -> PathBuf {
     let aside = path.with_extension("aside");
     fs::rename(path, &aside).unwrap();
@@ -87,7 +87,7 @@ fn disks_of_a_datastore_that_is_not_mounted_any_more_are_listed_and_shown_from_m
         stage.attach(disk, Outside::Agreed).unwrap();
     }
     let before = stage.disk_service.disk(&name("a")).unwrap();
-    // One that is to be attached and is not.
+    // A wanted disk that is not attached.
     let mut wanted = stage.disk_service.store.attached().unwrap();
     wanted.insert(name("c"), name("shared"));
     stage.disk_service.store.set_attached(wanted).unwrap();
@@ -111,7 +111,7 @@ fn disks_of_a_datastore_that_is_not_mounted_any_more_are_listed_and_shown_from_m
             (&before.uuid, SIZE, &before.vhost_user_socket)
         );
         let problem = shown.problem.unwrap();
-        // The client knows it by these words.
+        // The client recognises it by this text.
         assert_eq!(
             problem.what, "disk a is attached, but datastore shared is not mounted",
             "looked after: {looked_after}"
@@ -138,7 +138,7 @@ fn another_marked_directory_is_not_taken_for_a_datastores_own() {
     symlink(&other, &stage.shared).unwrap();
     assert!(is_not_mounted(stage.disk_service.disk(&name("a"))));
     fs::remove_file(&stage.shared).unwrap();
-    // The same one by a link is the same one.
+    // The same directory reached through a link is still the same.
     symlink(&aside, &stage.shared).unwrap();
     stage.disk("a");
 }
@@ -152,7 +152,7 @@ fn a_mark_that_was_removed_comes_back_where_the_file_system_is_known_to_be_the_s
         fs::read_to_string(stage.disk_service.root.state().join("homes/shared.toml")).unwrap();
     fs::remove_dir_all(stage.shared.join(".tidegate")).unwrap();
     let made = stage.disk_service.datastore(&name("shared")).unwrap();
-    // Where it has no UUID, who knows better puts the mark back.
+    // Without a UUID, an administrator can restore the mark.
     if !known.contains("uuid") {
         assert!(
             made.problem
@@ -199,7 +199,7 @@ fn one_directory_is_one_datastore_whatever_path_leads_there() {
             "{refused}"
         );
     }
-    // A copy of it has its mark, until that is removed.
+    // A copy of it has the same mark, until that is removed.
     let copy = stage.place.path().join("copy");
     fs::create_dir_all(copy.join(".tidegate")).unwrap();
     let mark = Path::new(".tidegate/datastore-id");
@@ -267,7 +267,7 @@ fn a_datastore_whose_name_is_taken_is_refused_for_that_whatever_its_path() {
     }
 }
 
-/// A file system of its own in a datastore's directory, until it is dropped.
+/// A separate file system mounted on a datastore's directory, until dropped.
 struct Mounted(PathBuf);
 
 impl Mounted {

@@ -1,4 +1,4 @@
-//! Datastores that would lie in a disk, in another datastore or in the daemon's state.
+//! Tests of datastores whose directory would be inside a disk, another datastore or the daemon's state.
 
 use tidegate_api::datastore::DatastoreSet;
 

@@ -1,4 +1,4 @@
-//! Orders that import and export: what they refuse before anything is read or written.
+//! Tests of what import and export commands refuse before anything is read or written.
 
 use super::*;
 use tidegate_api::job::{DiskImport, ImageFormat, Job, JobState};
@@ -29,7 +29,7 @@ impl Stage {
         self.disk_service.import(order)
     }
 
-    /// How a job ended.
+    /// The final state of a job.
     fn ended(&self, job: &Job) -> JobState {
         loop {
             let job = self.disk_service.jobs.job(job.id).unwrap();
@@ -61,7 +61,8 @@ fn an_order_on_a_disk_that_a_job_works_on_names_the_job_that_can_be_cancelled() 
     drop(context);
     let detach = || stage.disk_service.detach(&name("a"), Clients::Keep);
     let refused = detach();
-    // As the hint is to say; before that is looked at, since a job that goes on would keep a failed test from ending.
+    // As the hint says. The job is cancelled before the check, because a running job would keep a failed test from
+    // ending.
     stage.disk_service.jobs.cancel(job.id).unwrap();
     assert_eq!(stage.ended(&job), JobState::Cancelled);
     let refused = refused.unwrap_err();
@@ -203,7 +204,7 @@ fn an_export_writes_nothing_among_the_daemons_files_or_what_hosts_share() {
         let refused = stage.disk_service.export(&name("a"), order).unwrap_err();
         assert_eq!(refused.code, ProblemCode::Busy, "{refused}");
         assert!(refused.to_string().contains(holds), "{refused}");
-        // Nor does a filter.
+        // Nor can a filter write there.
         let order = api::DiskSet {
             filters: Some(vec![format!("trace:path={}", file.display())]),
             ..Default::default()
