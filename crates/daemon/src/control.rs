@@ -166,7 +166,7 @@ impl Controls {
         place.look()
     }
 
-    /// All that are in use, by the datastores' names.
+    /// All controls in use, by datastore name.
     pub(crate) fn all_running(&self) -> Vec<(Name, Running)> {
         let places = locked(&self.places).clone();
         let running = places
@@ -229,7 +229,7 @@ impl Drop for InUse {
     }
 }
 
-/// A number for one start of a control, which no other start has.
+/// A random number that identifies one start of a control.
 fn incarnation() -> Outcome<u64> {
     let mut bytes = [0; 8];
     // As for UUIDs: reads this short are never partial.

@@ -15,7 +15,7 @@ use crate::observe::monitor::Monitor;
 use crate::os_error::Outcome;
 use crate::services::Services;
 
-/// A daemon that serves.
+/// The serving daemon.
 pub(crate) struct Daemon {
     pub(crate) services: Arc<Services>,
     pub(crate) monitor: Arc<Monitor>,
@@ -37,7 +37,7 @@ pub(crate) struct Addresses {
 }
 
 impl Daemon {
-    /// A daemon that starts.
+    /// The state of a daemon that starts.
     pub(crate) fn new(services: Arc<Services>, addresses: Addresses) -> Daemon {
         let monitor = Arc::new(Monitor::new(Arc::clone(&services)));
         Daemon {

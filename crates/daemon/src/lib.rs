@@ -10,15 +10,15 @@
 //! # Picture
 //! ```text
 //! one, serve, reference       start and end; the references
-//! prepare, first_run          what a start needs
+//! prepare, first_run          preparation of a start, and the first run
 //! rest                        the REST interface, its listeners, the dashboard's listener and guard
 //! daemon                      state, monitor and dashboard of the daemon that serves
 //! observe                     statistics, metrics, events, explanations, the log, the dashboard's data
-//! services                    what the parts above share
+//! services                    services that the parts above share
 //! nbd_listener                the NBD handshake
-//! disks                       what is attached, and the commands that change it
+//! disks                       the attached disks, and the commands that change disks
 //! listen, control, host       sockets and TLS; datastores under I/O control; the engine as the daemon sees it
-//! config, store               the checked plan and the root; what is remembered on disk
+//! config, store               the checked plan and the root; the state on disk
 //! accept, clock, files, notify, text, os_error    small helpers
 //! ```
 //!

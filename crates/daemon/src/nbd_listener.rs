@@ -40,7 +40,7 @@ mod seats;
 pub(crate) use connection_limits::ConnectionLimits;
 use connection_limits::{Ticket, Way};
 
-/// How long a client may take to choose its disk. A slow link needs a second; a person at `telnet` is not a client.
+/// How long a client may take to choose its disk. A slow link needs a second.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The failed action in error messages about accepting.
@@ -197,7 +197,7 @@ pub(crate) enum Gone {
 impl From<io::Error> for Gone {
     fn from(error: io::Error) -> Gone {
         match error.kind() {
-            // It broke the protocol.
+            // The client broke the protocol.
             io::ErrorKind::InvalidData => Gone::Refused(error.to_string()),
             _ => Gone::Left(error),
         }

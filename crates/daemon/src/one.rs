@@ -62,19 +62,19 @@ pub struct OneOptions {
     pub filters: Vec<String>,
     /// Whether writes are refused.
     pub read_only: bool,
-    /// Whether each write is durable before it is answered.
+    /// Whether each write is durable before its completion.
     pub write_through: bool,
     /// Whether the page cache is used.
     pub buffered: bool,
-    /// Whether to end with the process that started this one.
+    /// Whether to end when the parent process ends.
     pub exit_with_parent: bool,
-    /// How long an idle I/O thread looks for work before it sleeps.
+    /// Longest time that an idle I/O thread polls before it sleeps.
     pub poll: Span,
-    /// I/O threads.
+    /// Number of I/O threads.
     pub threads: u16,
-    /// CPUs to pin them to, one each; empty: none.
+    /// CPUs to pin the threads to, one each; empty: no pinning.
     pub cpus: Vec<usize>,
-    /// How many queues a virtual machine may use.
+    /// Number of queues that a virtual machine may use.
     pub queues: u16,
     /// Data segments of one request that are advertised to a virtual machine.
     pub seg_max: u16,

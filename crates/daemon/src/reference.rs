@@ -13,7 +13,7 @@ pub fn openapi_json() -> String {
     rest::document()
 }
 
-/// Every metric, as a page of the manual.
+/// All metrics, as a page of the manual.
 pub fn metrics_reference() -> String {
     let mut text = String::from(
         "# Metrics\n\n\
@@ -39,7 +39,7 @@ pub fn metrics_reference() -> String {
     text
 }
 
-/// Every key of `tidegate.toml`, as a page of the manual.
+/// All keys of `tidegate.toml`, as a page of the manual.
 ///
 /// # Panics
 /// Never: the schema is plain data.

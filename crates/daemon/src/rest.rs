@@ -155,7 +155,7 @@ async fn erase(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// A JSON body, or a problem that says what is wrong with it. No body at all is the empty object.
+/// A JSON body, or a problem that describes its error. A missing body counts as the empty object.
 struct Body<T>(T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {

@@ -9,8 +9,8 @@
 //!
 //! # Picture
 //! ```text
-//! read config ─ plan ─ lock root ─ engine ─ first run? ─ attach what is remembered ─ listen ─ READY ─ serve
-//!                                                                    SIGTERM, SIGINT ─ STOPPING ─ detach ─ exit 0
+//! read config ─ plan ─ lock root ─ engine ─ first run? ─ attach remembered disks ─ listen ─ READY ─ serve
+//!                                                                  SIGTERM, SIGINT ─ STOPPING ─ detach ─ exit 0
 //! ```
 
 use std::io::{self, Write};
@@ -351,7 +351,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Catches them from now on.
+    /// Catches the signals from now on.
     pub(crate) fn new() -> Outcome<Signals> {
         let catch = |kind| signal(kind).map_err(|e| os_error::io("cannot catch signals", &e));
         Ok(Signals {

@@ -1,4 +1,4 @@
-//! Small values as text and numbers: fresh UUIDs, hexadecimal, words for a shell, floats for display.
+//! Small values as text and numbers: new UUIDs, hexadecimal, words for a shell, floats for display.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use tidegate_api::descriptor::Uuid;
 
 use crate::os_error::{self, Outcome};
 
-/// A fresh identity.
+/// A new random identity.
 pub(crate) fn new_uuid() -> Outcome<Uuid> {
     let mut bytes = [0; 16];
     // Reads of up to 256 bytes are never partial once the kernel's entropy pool is ready.

@@ -58,7 +58,7 @@ pub(crate) struct Plan {
 pub(crate) struct ThreadsPlan {
     pub(crate) count: usize,
     pub(crate) poll: Duration,
-    /// One for each thread, or none at all.
+    /// One CPU for each thread, or none at all.
     pub(crate) cpus: Vec<usize>,
 }
 
@@ -348,7 +348,7 @@ pub(crate) enum ImagePlan {
     Nbd { uri: String, block_size: u32 },
     /// Memory.
     Memory { size: u64 },
-    /// Nothing.
+    /// The null backend.
     Null { size: u64 },
     /// A modelled array.
     Emulated { model: String, size: u64 },

@@ -3,8 +3,8 @@
 //! # Picture
 //! ```text
 //! ROOT/tidegate.toml          configuration (else /etc/tidegate/tidegate.toml, for the system's root only)
-//! ROOT/state/                 what is remembered: datastores/, disks/, attached.toml, groups.toml, host-id, lock
-//! ROOT/local/                 the datastore that the first run makes
+//! ROOT/state/                 stored state: datastores/, disks/, attached.toml, groups.toml, host-id, lock
+//! ROOT/local/                 the datastore that the first run creates
 //! ROOT/run/                   sockets (for the system's root under systemd: /run/tidegate)
 //! ```
 
@@ -103,7 +103,7 @@ impl Root {
         &self.path
     }
 
-    /// The socket of the REST interface, unless configuration says otherwise.
+    /// The default socket of the REST interface.
     pub fn api_socket(&self) -> PathBuf {
         self.run.join("tidegate.sock")
     }

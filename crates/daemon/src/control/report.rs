@@ -17,10 +17,10 @@ use tidegate_engine::control::Report;
 
 use super::Running;
 
-/// Parts of a reference I/O in the engine's windows and rates.
+/// Internal cost units per reference I/O, in the engine's windows and rates.
 const COST: f64 = 256.0;
 
-/// Whole of the part of the reservations that is met.
+/// The value of `theta` at which all reservations are met in full.
 const THETA: f64 = 65_536.0;
 
 /// The governor disengages when latency was so far below the threshold for so long (`governor/steer.rs` in core).
@@ -194,7 +194,7 @@ fn seen(known: &governor::Report) -> String {
     let how = match known.common.threshold() {
         Threshold::Auto => "automatic".to_owned(),
         Threshold::Fixed(at) if at == known.threshold => "fixed".to_owned(),
-        // It is tightened while disks miss their latency targets.
+        // The threshold is lowered while disks miss their latency targets.
         Threshold::Fixed(at) => format!("{} ms is set, and a latency target lowers it", milli(at)),
         Threshold::Off => return format!("the datastore's latency is {} ms", milli(latency)),
     };
@@ -217,7 +217,7 @@ fn milli(span: Span) -> String {
     format!("{:.2}", micros(span) / 1e3)
 }
 
-/// In microseconds.
+/// Converts to microseconds.
 #[expect(
     clippy::cast_precision_loss,
     reason = "spans are far below 2^53 ns, and this is for show"
@@ -226,7 +226,7 @@ fn micros(span: Span) -> f64 {
     span.as_nanos() as f64 / 1e3
 }
 
-/// In reference I/Os.
+/// Converts to reference I/Os.
 #[expect(
     clippy::cast_precision_loss,
     reason = "exact up to 2^53, which no datastore reaches"

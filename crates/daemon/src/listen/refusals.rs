@@ -6,7 +6,7 @@
 //! # Always true
 //! - The same address and reason are logged once within [`SAME`].
 //! - At most [`MOST`] lines are written within [`WINDOW`]; the next line counts those that were left out.
-//! - Not more than [`KNOWN`] addresses and reasons are remembered.
+//! - At most [`KNOWN`] pairs of address and reason are remembered.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// A client that retries every few seconds causes one line an hour.
 const SAME: Duration = Duration::from_secs(3600);
-/// As many lines in a minute as a person reads.
+/// As many lines in a minute as a person can read.
 const MOST: usize = 8;
 const WINDOW: Duration = Duration::from_secs(60);
 /// As many as can be logged in half an hour.
@@ -59,7 +59,7 @@ impl Refusals {
 
 #[cfg(test)]
 impl Refusals {
-    /// How many lines were written lately, and how many clients were left out since the last one.
+    /// Returns the number of recent lines, and the number of refusals that were left out since the last line.
     pub(crate) fn counted(&self) -> (usize, u64) {
         let told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         (told.lines.len(), told.left_out)

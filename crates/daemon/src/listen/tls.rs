@@ -34,7 +34,7 @@ pub(crate) struct Server {
     pub(crate) acceptor: TlsAcceptor,
     /// The validity of the certificate in its chain that expires first.
     pub(crate) validity: Validity,
-    /// Whether clients must show certificates.
+    /// Whether clients must present certificates.
     pub(crate) asks_clients: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The connection limits of NBD listeners: during the handshake, and by disk and peer after it.
+//! The connection limits of NBD listeners: a limit during the handshake, then limits by disk and peer.
 //!
 //! Anyone who reaches a TCP port can connect and send nothing. A TCP client therefore has only a place, not a seat,
 //! until its handshake is over. Clients on a Unix socket were admitted by its permissions.

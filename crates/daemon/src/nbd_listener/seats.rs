@@ -74,7 +74,7 @@ impl Seats {
         }
     }
 
-    /// Whether none is left.
+    /// Whether no seat is free.
     pub(super) fn is_full(&self) -> bool {
         locked(&self.taken).all >= self.most
     }

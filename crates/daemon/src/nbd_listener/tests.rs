@@ -62,7 +62,7 @@ async fn a_tcp_client_that_vanishes_is_noticed() {
     assert_eq!(sockopt::tcp_keepcnt(&socket).unwrap(), PROBES);
 }
 
-/// A listener with TLS that lets in clients of its own authority; its address.
+/// Starts a TLS listener that admits clients of its own authority; returns its address.
 async fn listener(files: &TlsFiles) -> std::net::SocketAddr {
     let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     socket.set_nonblocking(true).unwrap();
@@ -75,7 +75,7 @@ async fn listener(files: &TlsFiles) -> std::net::SocketAddr {
     address
 }
 
-/// Certificates that authority, server and clients are at once.
+/// Creates a self-signed certificate that serves as authority, server and client certificate.
 fn files(folder: &Path) -> TlsFiles {
     let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
     let [certificate, key] = ["cert.pem", "key.pem"].map(|name| folder.join(name));
@@ -148,7 +148,7 @@ async fn a_refused_client_is_told_of_once_with_its_reason_and_address() {
         socket.write_all(&option(8)).await.unwrap();
         socket.read_exact(&mut [0; 20]).await.unwrap();
         drop(socket);
-        // No NBD at all.
+        // A client of another protocol.
         let mut socket = TcpStream::connect(address).await.unwrap();
         socket.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
         let _ = socket.read_to_end(&mut Vec::new()).await;

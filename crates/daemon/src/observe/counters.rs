@@ -44,7 +44,7 @@ impl Counters {
 }
 
 impl Services {
-    /// Asks every I/O thread for its counters.
+    /// Queries every I/O thread for its counters.
     pub(crate) fn counters(&self) -> Outcome<Counters> {
         let attached: BTreeMap<host::Key, _> = self
             .disk_service
@@ -92,7 +92,7 @@ impl Services {
         })
     }
 
-    /// What one disk has done since it was attached.
+    /// The activity of one disk since it was attached.
     pub(crate) fn disk_stats(&self, name: &Name) -> Outcome<DiskStats> {
         let disk = self.disk_service.must_be_attached(name)?;
         let counters = disk.counters().map_err(|problem| {

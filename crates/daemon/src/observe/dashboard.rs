@@ -35,7 +35,7 @@ pub(crate) struct Dashboard {
 }
 
 impl Dashboard {
-    /// The dashboard of what this monitor knows.
+    /// The dashboard of this monitor's data.
     pub(crate) fn new(monitor: Arc<Monitor>) -> Dashboard {
         Dashboard {
             monitor,

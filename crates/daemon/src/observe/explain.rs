@@ -39,7 +39,7 @@ pub(crate) use words::time;
 /// A wait limits a disk if it takes at least this part of its I/Os' time. Without the wait, a guest with the same
 /// queue depth would get a fifth more.
 const WAITS: f64 = 0.2;
-/// The same for time in the filters and in the guest's queue, which is never zero.
+/// The same for time in the filters and in the guest's queue, where I/Os always spend some.
 const LINGERS: f64 = 0.3;
 /// An I/O thread that is busy for this part of its time is saturated: the rest is spent on wake-ups.
 const FULL: f64 = 0.9;
@@ -221,7 +221,7 @@ impl Facts {
     }
 }
 
-/// What limits the disk.
+/// Finds what limits the disk.
 pub(crate) fn cause(facts: &Facts) -> Cause {
     if facts.claim != LeaseState::Held {
         return Cause::Lease;
@@ -233,7 +233,7 @@ pub(crate) fn cause(facts: &Facts) -> Cause {
     if facts.ios == 0 && facts.turn() == 0.0 && inside < float(HANGS.as_nanos()) {
         return Cause::Idle;
     }
-    // Also if no I/O has completed yet: waiting I/Os have their reason.
+    // Also if no I/O has completed yet: a waiting I/O has a known reason.
     if facts.part(facts.turn()) >= WAITS {
         return held_by(facts);
     }

@@ -82,7 +82,7 @@ pub(crate) fn lines_lost() -> u64 {
 }
 
 /// Whether standard error is the systemd journal. `JOURNAL_STREAM` identifies the journal's file (systemd.exec(5)). It
-/// is compared with standard error, because a redirected shell may have inherited the variable.
+/// is compared with standard error, because a shell on a terminal may have inherited the variable.
 pub(crate) fn to_journal() -> bool {
     let told = std::env::var("JOURNAL_STREAM").unwrap_or_default();
     is_stream(&told, std::io::stderr())

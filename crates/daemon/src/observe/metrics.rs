@@ -1,6 +1,6 @@
 //! The page that Prometheus scrapes, and the list of its metrics.
 //!
-//! Every family is declared once, in [`FAMILIES`]: the page's `HELP` and `TYPE` lines and the reference manual come
+//! Every family is declared once, in [`FAMILIES`]. The page's `HELP` and `TYPE` lines and the reference manual come
 //! from there. Values come from the same moment as statistics.
 //!
 //! # Always true
@@ -343,7 +343,7 @@ impl Section<'_> {
     }
 }
 
-/// Labels with their values, separated by commas.
+/// Writes labels with their values, separated by commas.
 fn write_labels(text: &mut String, labels: &[(&str, &dyn Display)]) {
     for (nth, (key, value)) in labels.iter().enumerate() {
         if nth > 0 {

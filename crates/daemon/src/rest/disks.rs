@@ -23,7 +23,7 @@ pub(super) fn routes() -> Routes {
         .routes(routes!(snippet))
 }
 
-/// Which disks are meant.
+/// The query: the datastore whose disks are listed.
 #[derive(Deserialize)]
 struct Which {
     datastore: Option<String>,

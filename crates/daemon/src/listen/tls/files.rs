@@ -175,7 +175,7 @@ fn found(bytes: &[u8]) -> Found {
         _ if !labels.is_empty() => Found::Other,
         _ if text.trim().is_empty() => Found::Empty,
         _ => match parse_der(bytes) {
-            // Its version comes first.
+            // PKCS#12 starts with its version.
             Ok((_, whole)) if starts_with_version_3(&whole) => Found::Pkcs12,
             Ok(_) => Found::Der,
             Err(_) => Found::Unknown,
@@ -244,7 +244,7 @@ fn kind(key: &PrivateKeyDer<'_>) -> Option<String> {
     }
 }
 
-/// An RSA key by the bits of its modulus: version, modulus, and what follows.
+/// Describes an RSA key by the bits of its modulus. The key is a sequence: version, modulus, and more.
 fn rsa(parts: &[BerObject<'_>]) -> Option<String> {
     let modulus = parts.get(1)?.as_slice().ok()?;
     let first = modulus.iter().position(|byte| *byte != 0)?;

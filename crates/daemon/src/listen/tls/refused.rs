@@ -25,7 +25,7 @@ pub(crate) fn reason(error: &io::Error) -> String {
     }
 }
 
-/// What is wrong with a client's certificate.
+/// Describes the problem of a client's certificate.
 fn certificate(error: &CertificateError) -> String {
     match error {
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => {

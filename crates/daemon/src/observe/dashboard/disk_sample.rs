@@ -3,7 +3,7 @@
 //! It queries only this disk's I/O thread, only for this disk, and only while a page of the disk is open.
 //!
 //! # Units
-//! A heat map's rows are half octaves of nanoseconds: row `2 n` holds latencies from 2^n to 1.5 x 2^n, row `2 n + 1`
+//! A heat map's rows are half octaves of nanoseconds. Row `2 n` has latencies from 2^n to 1.5 x 2^n, and row `2 n + 1`
 //! those from there to 2^(n+1).
 
 use std::collections::BTreeMap;

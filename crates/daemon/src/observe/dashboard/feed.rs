@@ -145,7 +145,7 @@ async fn keep<L: Look>(feed: Arc<Feed>, monitor: Arc<Monitor>, mut look: L) {
     }
 }
 
-/// A server-sent event.
+/// Formats a server-sent event.
 pub(crate) fn event(name: &str, data: &impl serde::Serialize) -> Frame {
     let mut text = Vec::with_capacity(256);
     text.extend_from_slice(b"event: ");

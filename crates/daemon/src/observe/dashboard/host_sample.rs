@@ -119,7 +119,7 @@ pub(crate) const DID: [&str; 13] = [
     "datastore_us",
 ];
 
-/// One second of everything.
+/// One second of the whole host.
 #[derive(Serialize)]
 pub(crate) struct Second<'a> {
     /// Milliseconds since 1970.
@@ -417,12 +417,12 @@ pub(crate) fn now_ms() -> u64 {
     })
 }
 
-/// In microseconds.
+/// Converts to microseconds.
 pub(crate) fn us(span: Span) -> f64 {
     round(float(span.as_nanos()) / 1e3)
 }
 
-/// In reference I/Os.
+/// Converts to reference I/Os.
 fn cost(cost: u64) -> f64 {
     round(float(cost) / COST)
 }

@@ -226,7 +226,7 @@ mod tests {
     struct Reader(UnixDatagram);
 
     impl Reader {
-        /// The fields of the next record that has any.
+        /// Receives records until one is not empty, and returns its fields.
         fn next(&self) -> BTreeMap<String, String> {
             let mut bytes = vec![0; 1 << 18];
             loop {

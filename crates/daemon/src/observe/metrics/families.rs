@@ -37,7 +37,7 @@ macro_rules! families {
         $(pub(super) const $ident: Family =
             Family { name: $name, kind: Kind::$kind, labels: $labels, help: $help };)*
 
-        /// All of them, in the order of the page.
+        /// All families, in the order of the page.
         pub(crate) const FAMILIES: &[Family] = &[$($ident),*];
     };
 }

@@ -47,7 +47,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClientAddress {
     pub(crate) peer: SocketAddr,
-    /// Our end.
+    /// The daemon's end.
     pub(crate) here: SocketAddr,
 }
 

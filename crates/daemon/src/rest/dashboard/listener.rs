@@ -87,7 +87,7 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// Listens as planned.
+    /// Opens the planned listener.
     pub(crate) fn open(plan: &DashboardPlan, access: Access) -> Outcome<Listener> {
         let Access {
             token,
