@@ -53,7 +53,7 @@ const SPLICE_BUFFER: usize = 256 << 10;
 /// still in transit then fit in a few buffers.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// Keepalive for TCP clients: probes start after so long without traffic. A vanished client is closed after two
+/// Keepalive for TCP clients: probes start after this time without traffic. A vanished client is closed after two
 /// minutes, well before another client would lack its seat. The extra traffic is negligible.
 const SILENCE: Duration = Duration::from_secs(60);
 const PROBE_EVERY: Duration = Duration::from_secs(10);

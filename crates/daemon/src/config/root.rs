@@ -178,7 +178,7 @@ impl Root {
         self.known_host_id().map(drop)
     }
 
-    /// Whether a path lies in a directory that [`Root::create`] makes.
+    /// Whether a path is in a directory that [`Root::create`] creates.
     pub(crate) fn makes_folder_of(&self, path: &Path) -> bool {
         let folder = path.parent();
         let made = folder == Some(&*self.run) || folder == Some(&*self.run.join("disks"));

@@ -23,7 +23,8 @@ const COST: f64 = 256.0;
 /// The value of `theta` at which all reservations are met in full.
 const THETA: f64 = 65_536.0;
 
-/// The governor disengages when latency was so far below the threshold for so long (`governor/steer.rs` in core).
+/// The governor disengages after latency was below this part of the threshold for this time (`governor/steer.rs` in
+/// core).
 const LETS_GO_TENTHS: u64 = 6;
 const LETS_GO_AFTER: &str = "10 s";
 

@@ -165,7 +165,7 @@ fn look(path: &Path) -> Outcome<Place> {
         Ok(pid) => Ok(Place::Taken(pid)),
         Err(error) => match error.kind() {
             io::ErrorKind::ConnectionRefused => Ok(Place::Stale),
-            // A process with a full queue listens all the same.
+            // A process whose accept queue is full is still listening.
             io::ErrorKind::WouldBlock => Ok(Place::Taken(None)),
             io::ErrorKind::NotFound => Ok(Place::Free),
             _ => Err(unix_refused(path, &error)),

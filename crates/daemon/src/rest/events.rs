@@ -1,8 +1,8 @@
 //! Routes of the datastores' events: the stored ones, or a stream that a client can resume.
 //!
 //! # Source
-//! WHATWG HTML, "Server-sent events": an event's number is its id. A client that reconnects sends the last id it received
-//! in `Last-Event-ID`.
+//! WHATWG HTML, "Server-sent events": an event's number is its id. A client that reconnects sends the last id it
+//! received in `Last-Event-ID`.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;

@@ -60,7 +60,7 @@ impl Journal {
         let socket = UnixDatagram::unbound()?;
         socket.set_nonblocking(true)?;
         match socket.send_to(&[], path) {
-            // A busy journal exists all the same.
+            // A journal that is busy now still exists.
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
             _ => {}
         }

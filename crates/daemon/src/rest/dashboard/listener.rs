@@ -164,7 +164,7 @@ async fn receive(listener: TcpListener, limits: Arc<ConnectionLimits>) {
     let seats = Arc::new(Semaphore::new(SEATS));
     let stop = limits.stop.clone();
     let receiving = async {
-        // The semaphore is never closed, so this ends only with a seat.
+        // The semaphore is never closed, so this waits until a seat is free.
         while let Ok(seat) = Arc::clone(&seats).acquire_owned().await {
             let what = "cannot accept a browser";
             let (socket, peer) = accept::next(what, |cx| listener.poll_accept(cx)).await;
