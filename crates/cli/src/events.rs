@@ -1,6 +1,6 @@
 //! `tidegate events`: past and new events of datastores.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use clap::Args;
 use tidegate_api::events::{Event, EventList};
@@ -81,33 +81,13 @@ impl Shown for Event {
     }
 }
 
+/// The last moment that RFC 3339 has a form for: the end of the year 9999.
+const LAST_MS: u64 = 253_402_300_799_999;
+
 /// A moment as RFC 3339 writes it, in UTC and to the second: logs can be laid beside it.
 fn moment(at_ms: u64) -> String {
-    const DAY: u64 = 86_400;
-    let seconds = at_ms / 1000;
-    let (year, month, day) = date(seconds / DAY);
-    let (hour, minute, second) = (seconds % DAY / 3600, seconds % 3600 / 60, seconds % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
-}
-
-/// The date so many days after the first of January 1970.
-fn date(mut days: u64) -> (u64, usize, u64) {
-    let leap = |year: u64| {
-        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
-    };
-    let mut year = 1970;
-    while days >= 365 + u64::from(leap(year)) {
-        days -= 365 + u64::from(leap(year));
-        year += 1;
-    }
-    let february = 28 + u64::from(leap(year));
-    let lengths = [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
-    let mut month = 0;
-    while days >= lengths[month] {
-        days -= lengths[month];
-        month += 1;
-    }
-    (year, month + 1, days + 1)
+    let since = Duration::from_millis(at_ms.min(LAST_MS));
+    humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + since).to_string()
 }
 
 #[cfg(test)]
@@ -122,6 +102,7 @@ mod tests {
             (951_782_400_999, "2000-02-29T00:00:00Z"),
             (1_735_689_599_000, "2024-12-31T23:59:59Z"),
             (4_107_542_400_000, "2100-03-01T00:00:00Z"),
+            (u64::MAX, "9999-12-31T23:59:59Z"),
         ] {
             assert_eq!(moment(at_ms), text);
         }

@@ -1,6 +1,6 @@
 //! Scenarios of I/O control on the real engine: a daemon for each host, all on one emulated array, in real time.
 //!
-//! Each test plays `scenarios/engine-*.toml` once and judges the median over windows ([`by_window`]). The same files are
+//! Each test plays `scenarios/engine-*.toml` once and judges the median over windows ([`play::judged`]). The same files are
 //! judged in virtual time, at their own bounds, by `crates/sim/tests/short.rs`. Why there are two verdicts is in
 //! `docs/decisions/0025-median-in-real-time.md`.
 //!
@@ -10,7 +10,7 @@
 
 use std::path::Path;
 
-use tidegate_lab::play::{self, by_window};
+use tidegate_lab::play;
 
 /// Plays a scenario and fails unless it holds.
 fn holds(name: &str) {
@@ -20,7 +20,7 @@ fn holds(name: &str) {
     let mut say = |says: &str| println!("{says}");
     let performances = play::play(program, &scenario, 1, &mut say);
     let performances = performances.unwrap_or_else(|error| panic!("{name}: {error:#}"));
-    let (text, all) = by_window::judged(&scenario, &performances);
+    let (text, all) = play::judged(&scenario, &performances);
     println!("{name}\n{text}");
     assert!(all, "{name} does not hold:\n{text}");
 }

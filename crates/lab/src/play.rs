@@ -32,7 +32,6 @@ use crate::array::Did;
 use hosts::{Extras, Hosts};
 use player::{Played, Player};
 
-pub mod by_window;
 pub(crate) mod hosts;
 mod player;
 pub mod watch;
@@ -100,6 +99,25 @@ pub fn play(
         });
         ended.collect()
     })
+}
+
+/// The verdict on what was played, by windows of real time ([`judge::by_window`]), and whether all holds.
+#[must_use]
+pub fn judged(
+    scenario: &Scenario,
+    performances: &BTreeMap<Variant, Performance>,
+) -> (String, bool) {
+    let runs = performances.iter();
+    let runs = runs.map(|(variant, performance)| (variant.clone(), performance.run.clone()));
+    let (mut text, mut all) = judge::by_window::judged(scenario, &runs.collect());
+    for (variant, Performance { errors, array, .. }) in performances {
+        let (says, (mean, most)) = (words(scenario, variant), lateness(array));
+        all &= *errors == 0;
+        text += &format!(
+            "      {says}: {errors} failed I/Os; answers {mean} late on average, {most} at most\n"
+        );
+    }
+    (text, all)
 }
 
 /// An answer of the array is so late only on a machine that stood still. It is 16 ms at most where two cores are fully busy

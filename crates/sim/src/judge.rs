@@ -7,6 +7,7 @@
 //! - A run with a breach never passes, whatever its figures.
 //! - A figure without data is NaN, which is within no bound.
 
+pub mod by_window;
 mod measure;
 
 use crate::invariants::Breach;

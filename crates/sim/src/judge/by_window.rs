@@ -9,18 +9,14 @@
 //! some slack ([`LATENCY_SLACK`], [`SHARE_SLACK`]), and shares are judged after the time to settle.
 //!
 //! # Always true
-//! - Failed I/Os and exceeded limits count over the whole run, in every interval.
+//! - Exceeded limits count over the whole run, in every interval.
 //! - An expectation is judged here or reported as left to virtual time.
 
+use super::{describe, judgements};
+use crate::scenario::{Expect, Measure, Scenario, Variant, Workload};
+use crate::world::Run;
 use std::collections::BTreeMap;
-
 use tidegate_core::units::{Span, Time};
-use tidegate_sim::scenario::{Expect, Measure, Workload};
-use tidegate_sim::{Run, Scenario, Variant, judge};
-
-use super::{Performance, lateness, words};
-use crate::array::Did;
-use crate::statistics::median;
 
 /// The length of a window.
 const WINDOW: Span = Span::from_secs(2);
@@ -37,24 +33,16 @@ const LATENCY_SLACK: f64 = 15.0;
 const SHARE_SLACK: f64 = 2.0;
 
 /// What each expectation comes to in the median window, a line each, and whether all that are judged hold.
-#[must_use]
-pub fn judged(
-    scenario: &Scenario,
-    performances: &BTreeMap<Variant, Performance>,
-) -> (String, bool) {
-    let runs = performances.iter();
-    let runs: BTreeMap<_, _> = runs
-        .map(|(variant, performance)| (variant.clone(), performance.run.clone()))
-        .collect();
+pub fn judged(scenario: &Scenario, runs: &BTreeMap<Variant, Run>) -> (String, bool) {
     let mut all = true;
     let mut text = String::new();
     for expect in &scenario.expects {
         let Some(expect) = in_real_time(expect) else {
-            let says = judge::describe(scenario, expect);
+            let says = describe(scenario, expect);
             text += &format!("----             {says}: in virtual time only\n");
             continue;
         };
-        let values = values(scenario, &expect, &runs);
+        let values = values(scenario, &expect, runs);
         let (value, range) = match values.as_slice() {
             [] => (f64::NAN, String::new()),
             [only] => (*only, String::new()),
@@ -64,45 +52,23 @@ pub fn judged(
             && expect.at_most.is_none_or(|most| value <= most);
         all &= holds;
         let verdict = if holds { "pass" } else { "FAIL" };
-        let says = judge::describe(scenario, &expect);
+        let says = describe(scenario, &expect);
         text += &format!("{verdict}  {value:>9.3}  {says}{range}\n");
     }
-    let faults = at_fault(scenario, performances);
-    all &= faults.is_empty();
-    text += &faults;
-    for (variant, performance) in performances {
-        let says = words(scenario, variant);
-        text += &format!("      {says}: {}\n", how_late(&performance.array));
+    for (variant, run) in runs {
+        for breach in &run.breaches {
+            all = false;
+            let at = breach.at.since(Time::ZERO);
+            let policy = variant.policy.word();
+            text += &format!("FAIL  at {at}  {}: under {policy}\n", breach.what);
+        }
     }
     (text, all)
 }
 
-/// What may not happen in any run and did, a line each: I/Os that failed, limits that were exceeded.
-fn at_fault(scenario: &Scenario, performances: &BTreeMap<Variant, Performance>) -> String {
-    let mut text = String::new();
-    for (variant, performance) in performances {
-        let says = words(scenario, variant);
-        if performance.errors > 0 {
-            text += &format!(
-                "FAIL  {:>9}  I/Os ended with an error: {says}\n",
-                performance.errors
-            );
-        }
-        for breach in &performance.run.breaches {
-            let at = breach.at.since(Time::ZERO);
-            text += &format!("FAIL  at {at}  {}: {says}\n", breach.what);
-        }
-    }
-    text
-}
-
-/// How much of what was seen was the machine's doing.
-fn how_late(array: &Did) -> String {
-    let (mean, most) = lateness(array);
-    format!(
-        "{} I/Os, which the array answered {mean} late on average, {most} at most",
-        array.ios
-    )
+/// The middle value, or the mean of the two in the middle.
+fn median(sorted: &[f64]) -> f64 {
+    f64::midpoint(sorted[(sorted.len() - 1) / 2], sorted[sorted.len() / 2])
 }
 
 /// An expectation as it is judged in a window of real time, if it can be.
@@ -152,7 +118,7 @@ fn values(scenario: &Scenario, expect: &Expect, runs: &BTreeMap<Variant, Run>) -
         part.phases[place].begins = begins;
         begins = begins + window;
         part.phases[place].ends = begins;
-        let judged = judge::judgements(&part, runs);
+        let judged = judgements(&part, runs);
         values.extend(judged.iter().map(|judged| judged.value));
     }
     values.sort_by(f64::total_cmp);
@@ -169,7 +135,8 @@ fn is_counted_whole(scenario: &Scenario, expect: &Expect) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidegate_sim::{Breach, world};
+    use crate::invariants::Breach;
+    use crate::{judge, world};
 
     /// Two disks, one with twice the shares, on an array that is the bound.
     const TWO: &str = r#"
@@ -201,25 +168,20 @@ mod tests {
         source = "made up"
     "#;
 
-    fn played(scenario: &Scenario) -> BTreeMap<Variant, Performance> {
+    fn played(scenario: &Scenario) -> BTreeMap<Variant, Run> {
         let variants = judge::needed(scenario).into_iter();
         let played = variants.map(|variant| {
             let run = world::run(scenario, &variant, 1).expect("it is run");
-            let performance = Performance {
-                run,
-                errors: 0,
-                array: Did::default(),
-            };
-            (variant, performance)
+            (variant, run)
         });
         played.collect()
     }
 
     /// The same, with the second disk held up in some of the six windows that are judged.
-    fn disturbed(scenario: &Scenario, windows: usize) -> BTreeMap<Variant, Performance> {
+    fn disturbed(scenario: &Scenario, windows: usize) -> BTreeMap<Variant, Run> {
         let mut played = played(scenario);
-        for performance in played.values_mut() {
-            for bin in &mut performance.run.results.disks[1].bins[20..20 + 20 * windows] {
+        for run in played.values_mut() {
+            for bin in &mut run.results.disks[1].bins[20..20 + 20 * windows] {
                 bin.cost /= 2;
             }
         }
@@ -231,9 +193,7 @@ mod tests {
         let scenario = Scenario::read(TWO).expect("a scenario");
         let (text, holds) = judged(&scenario, &disturbed(&scenario, 2));
         assert!(holds, "{text}");
-        let runs = disturbed(&scenario, 2).into_iter();
-        let runs = runs.map(|(variant, performance)| (variant, performance.run));
-        let over_the_run = judge::judgements(&scenario, &runs.collect());
+        let over_the_run = judge::judgements(&scenario, &disturbed(&scenario, 2));
         assert!(!over_the_run[0].holds, "the mean is moved");
         let (text, holds) = judged(&scenario, &disturbed(&scenario, 4));
         assert!(!holds && text.starts_with("FAIL"), "{text}");
@@ -249,16 +209,11 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_io_or_an_exceeded_limit_fails_a_run_whatever_its_median() {
+    fn an_exceeded_limit_fails_a_run_whatever_its_median() {
         let scenario = Scenario::read(TWO).expect("a scenario");
-        let mut failed = played(&scenario);
-        for performance in failed.values_mut() {
-            performance.errors = 1;
-        }
-        assert!(!judged(&scenario, &failed).1);
         let mut breached = played(&scenario);
-        for performance in breached.values_mut() {
-            performance.run.breaches.push(Breach {
+        for run in breached.values_mut() {
+            run.breaches.push(Breach {
                 at: Time::ZERO,
                 what: "a limit".to_owned(),
             });
