@@ -41,7 +41,7 @@ pub(crate) struct Cli {
 
 const AFTER: &str = "\
 First steps:
-    tidegate serve &                               start a daemon with a first disk, disk0
+  tidegate serve &                               start a daemon with a first disk, disk0
   tidegate status --wait 20s                     wait until it serves
   tidegate disk snippet disk0 --for qemu         print how QEMU uses the disk
   tidegate disk create web1 --size 10G --attach  create another disk

@@ -55,7 +55,7 @@ Examples:
 Kinds:
   dir       a directory on any file system, local or shared: --path, --io
   nbd       an NBD server; each disk is one of its exports: --uri
-    memory    the daemon's memory; data is lost when the disk is detached
+  memory    the daemon's memory; data is lost when the disk is detached
   null      no storage: writes vanish, reads are zeroes; for measuring
   emulated  a modelled array of disks or SSDs in real time, its data in memory: --model")]
 pub(crate) struct Add {

@@ -26,7 +26,7 @@ Examples:
   TIDEGATE_ROOT=/tmp/try tidegate status --wait 20s
 
 Files below the root:
-    tidegate.toml       the configuration, optional; `tidegate check-config` checks it
+  tidegate.toml       the configuration, optional; `tidegate check-config` checks it
   state/              datastores, disks of some kinds, and which disks are attached
   run/tidegate.sock   the REST interface
   run/nbd.sock        NBD

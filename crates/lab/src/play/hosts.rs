@@ -67,7 +67,8 @@ impl Hosts {
         };
         for place in 0..scenario.hosts.len() {
             let sim::Host { name, threads, .. } = &scenario.hosts[place];
-            let root = made.scratch().join(name);
+            // Not the name: a scenario may put anything in it.
+            let root = made.scratch().join(format!("host{place}"));
             if extras.one_directory {
                 link_disks(&root, &made.scratch().join("disks"))?;
             }

@@ -1,6 +1,6 @@
 //! Replays a trace on an attached disk over NBD.
 //!
-//! One connection, one thread: a guest of the simulator whose workload is the trace ([`NbdGuest`]).
+//! One connection, one thread: a guest of the simulator whose workload is the trace (`NbdGuest`).
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;

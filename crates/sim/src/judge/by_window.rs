@@ -6,7 +6,7 @@
 //!
 //! What needs every second or every latency is judged in virtual time, where the same scenarios hold at their own bounds:
 //! the least of all seconds, the time to settle, a latency within a few percent. In real time, latencies and shares have
-//! some slack ([`LATENCY_SLACK`], [`SHARE_SLACK`]), and shares are judged after the time to settle.
+//! some slack (`LATENCY_SLACK`, `SHARE_SLACK`), and shares are judged after the time to settle.
 //!
 //! # Always true
 //! - Exceeded limits count over the whole run, in every interval.
