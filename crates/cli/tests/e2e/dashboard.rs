@@ -398,7 +398,7 @@ except nbd.Error as error:
     is_accessible(&browser, "a disk whose image was cut");
     browser.until(
         "what to do",
-        "/was cut/.test(document.querySelector('main').textContent)",
+        "/shortened/.test(document.querySelector('main').textContent)",
     );
     browser.press("h");
     browser.until(

@@ -112,7 +112,7 @@ assert h.pread(4096, 0) == b'a' * 4096
     );
     assert_says(
         &daemon.run(&["disk", "show", "cut"]),
-        &["was cut", "detach"],
+        &["shortened", "detach"],
     );
     let problem = |name| daemon.json(&["disk", "show", name])["problem"].clone();
     assert_eq!(problem("whole"), serde_json::Value::Null);

@@ -55,7 +55,7 @@ pub(super) const ROWS: &[Row] = &[
     row(
         "tidegate disk create i1 --size 1M -d ds; tidegate disk create i2 --size 1M -d ds
          cp -r $P/ds $P/i; tidegate datastore add i --path $P/i",
-        &["the mark of datastore ds", "names that others have already: h, i1, i2"],
+        &["the mark of datastore ds", "names that are taken: h, i1, i2"],
         "remove $P/i/.tidegate/datastore-id from it; and rename their directories",
         "rm $P/i/.tidegate/datastore-id; for disk in h i1 i2; do mv $P/i/$disk $P/i/old-$disk; done
          tidegate datastore add i --path $P/i; tidegate disk show old-i2",
@@ -149,13 +149,13 @@ pub(super) const ROWS: &[Row] = &[
     row(
         "mv $P/ds $P/away; tidegate disk create n --size 1M -d ds",
         &["datastore ds is not mounted", "$P/ds: No such file"],
-        "so that $P/ds is what it was",
+        "at $P/ds as before",
         "mv $P/away $P/ds; tidegate disk create n --size 1M -d ds",
     ),
     row(
         "mv $P/ds $P/away; mkdir $P/ds; tidegate disk attach n",
         &["datastore ds is not mounted"],
-        "so that $P/ds is what it was",
+        "at $P/ds as before",
         "rmdir $P/ds; mv $P/away $P/ds; tidegate disk attach n",
     ),
     row(

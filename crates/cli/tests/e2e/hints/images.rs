@@ -35,7 +35,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
     row(
         "tidegate disk import $P/a.img e -d ds --format qcow2",
-        &["cannot read the qcow2 image $P/a.img", "does not begin as a qcow2 image does"],
+        &["cannot read the qcow2 image $P/a.img", "does not begin like a qcow2 image"],
         "omit --format, so that the format is detected, or use --format raw",
         "tidegate disk import $P/a.img e -d ds --format raw; tidegate disk import $P/a.img e2 -d ds",
     ),
@@ -116,7 +116,7 @@ pub(super) const ROWS: &[Row] = &[
     row(
         "truncate -s 1000 $P/odd.img; rm -rf $P/away; mv $P/ds $P/away; tidegate disk import $P/odd.img q -d ds",
         &["datastore ds is not mounted"],
-        "so that $P/ds is what it was",
+        "at $P/ds as before",
         "mv $P/away $P/ds; tidegate disk import $P/odd.img q -d ds",
     ),
     row(
