@@ -42,6 +42,7 @@
 
 pub mod compare;
 pub mod control;
+pub mod crash;
 pub mod guest;
 mod invariants;
 pub mod judge;

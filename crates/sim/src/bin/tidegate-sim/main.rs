@@ -14,11 +14,14 @@ use tidegate_sim::judge::{describe, judge, side_by_side, too_short};
 use tidegate_sim::swarm::Tally;
 use tidegate_sim::{Policy, Run, Scenario, Variant, Verdict};
 
+mod stack;
+
 const USAGE: &str = "\
 tidegate-sim [--scenarios DIR] [--scenario NAME] [--seed N] [--scale PERCENT]
              [--swarm MINUTES] [--seeds COUNT] [--side-by-side] [--told]
              [--trace FROM TO]
 tidegate-sim --side-by-side [--seeds COUNT]
+tidegate-sim --stack [--seed N] [--seeds COUNT] [--swarm MINUTES]
 
 Without --scenario: all scenarios in DIR (scenarios/).
 --scale: run phases at PERCENT of their length.
@@ -27,12 +30,15 @@ Without --scenario: all scenarios in DIR (scenarios/).
   docs/io-control-compared.md again (default: 20 seeds).
 --told: print the governors' events.
 --trace: print the hosts' state in every tenth of a second, from second FROM to second TO.
+--stack: run the data path through crashes: all schedules of short workloads, or random runs from seed N on.
 ";
 
 struct Options {
     dir: PathBuf,
     scenario: Option<String>,
-    seed: u64,
+    /// The first seed, if one is named.
+    seed: Option<u64>,
+    stack: bool,
     scale: u64,
     swarm: Option<Duration>,
     seeds: u64,
@@ -56,7 +62,8 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
     let mut options = Options {
         dir: PathBuf::from("scenarios"),
         scenario: None,
-        seed: 1,
+        seed: None,
+        stack: false,
         scale: 100,
         swarm: None,
         seeds: u64::MAX,
@@ -76,11 +83,12 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
         match flag.as_str() {
             "--scenarios" => options.dir = PathBuf::from(value()?),
             "--scenario" => options.scenario = Some(value()?),
-            "--seed" => options.seed = number(value()?)?,
+            "--seed" => options.seed = Some(number(value()?)?),
             "--scale" => options.scale = number(value()?)?.clamp(1, 100),
             "--swarm" => options.swarm = Some(Duration::from_secs(60 * number(value()?)?)),
             "--seeds" => options.seeds = number(value()?)?,
             "--side-by-side" => options.side_by_side = true,
+            "--stack" => options.stack = true,
             "--told" => options.events = true,
             "--trace" => {
                 let (from, to) = (number(value()?)?, number(value()?)?);
@@ -97,6 +105,14 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
 }
 
 fn dispatch(options: &Options) -> Result<bool, String> {
+    if options.stack {
+        let many = options.swarm.is_some() || options.seeds < u64::MAX;
+        return Ok(stack::run(&stack::Options {
+            seed: options.seed.or(many.then_some(1)),
+            seeds: options.seeds,
+            swarm: options.swarm,
+        }));
+    }
     if options.side_by_side && options.scenario.is_none() {
         return write_comparison(options);
     }
@@ -178,7 +194,8 @@ fn once(options: &Options, scenarios: &[Scenario]) -> Result<bool, String> {
     let mut all = true;
     for scenario in scenarios {
         let began = Instant::now();
-        let verdict = judge(scenario, options.seed).map_err(|error| error.to_string())?;
+        let verdict =
+            judge(scenario, options.seed.unwrap_or(1)).map_err(|error| error.to_string())?;
         let started: u64 = verdict.runs.values().map(|run| run.started).sum();
         println!(
             "{}: {} (seed {}, fingerprint {:016x}, {} runs, {started} I/Os, {:.1} s)",
@@ -260,7 +277,8 @@ fn trace(scenario: &Scenario, verdict: &Verdict, from: u64, to: u64) {
 fn compare(options: &Options, scenarios: &[Scenario]) -> Result<bool, String> {
     println!("| scenario | figure | none | PARDA | ours |\n|---|---|---|---|---|");
     for scenario in scenarios {
-        let rows = side_by_side(scenario, options.seed).map_err(|error| error.to_string())?;
+        let rows =
+            side_by_side(scenario, options.seed.unwrap_or(1)).map_err(|error| error.to_string())?;
         for (place, [ours, parda, none]) in rows {
             let figure = describe(scenario, &scenario.expects[place]);
             let name = &scenario.name;
@@ -273,7 +291,9 @@ fn compare(options: &Options, scenarios: &[Scenario]) -> Result<bool, String> {
 fn swarm(options: &Options, scenarios: &[Scenario]) -> Result<bool, String> {
     let began = Instant::now();
     let mut tallies = vec![Tally::default(); scenarios.len()];
-    for seed in (options.seed..).take(usize::try_from(options.seeds).unwrap_or(usize::MAX)) {
+    for seed in
+        (options.seed.unwrap_or(1)..).take(usize::try_from(options.seeds).unwrap_or(usize::MAX))
+    {
         for (scenario, tally) in scenarios.iter().zip(&mut tallies) {
             tally
                 .add(scenario, seed)
@@ -286,7 +306,9 @@ fn swarm(options: &Options, scenarios: &[Scenario]) -> Result<bool, String> {
     for (scenario, tally) in scenarios.iter().zip(&tallies) {
         println!(
             "{}: {} seeds from {}",
-            scenario.name, tally.seeds, options.seed
+            scenario.name,
+            tally.seeds,
+            options.seed.unwrap_or(1)
         );
         for (expect, expected) in scenario.expects.iter().zip(&tally.expects) {
             let mut values = expected.values.clone();

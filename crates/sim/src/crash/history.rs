@@ -1,0 +1,265 @@
+//! The history of a disk: which versions of a sector a read may return, now and after a crash.
+//!
+//! Every write, zeroing and discard makes a version of its sectors. A version is *visible* until a newer one has
+//! replaced it, and *recoverable* until a newer one is durable. Requests that overlap in time have no order until an
+//! answer shows one.
+//!
+//! # Always true
+//! - A read that is answered returns a version that was visible at some time while the read was under way.
+//! - What an answered read returned is older than nothing that a later read returns.
+//! - After a crash the recoverable versions are visible, and no others.
+//!
+//! # Source
+//! Herlihy and Wing, "Linearizability" (1990), for one register per sector; durability after Izraelevitz et al.,
+//! "Linearizability of persistent memory objects" (DISC 2016): an operation is durable once a flush that began after its
+//! end has ended.
+
+use std::ops::Range;
+
+/// Not yet.
+const NEVER: u64 = u64::MAX;
+
+/// The versions of each sector of a disk.
+pub struct History {
+    sectors: Vec<Vec<Version>>,
+    /// Each event has a moment of its own.
+    now: u64,
+    /// The moment of the last crash.
+    crashed: u64,
+}
+
+struct Version {
+    stamp: u64,
+    issued: u64,
+    ended: u64,
+    /// Whether older versions are gone once it has ended: not so for a discard or a failed write.
+    replaces: bool,
+    /// From this moment on no read may return it.
+    hidden: u64,
+    /// Whether a crash may bring it back.
+    recoverable: bool,
+}
+
+/// How a write, zeroing or discard ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It is done, and volatile.
+    Done,
+    /// It is done and durable (FUA).
+    Durable,
+    /// It was a discard, or failed: it may have happened or not.
+    Unknown,
+}
+
+impl History {
+    /// A disk of zeroes.
+    pub fn new(sectors: u64) -> History {
+        let zeroes = || {
+            vec![Version {
+                stamp: 0,
+                issued: 0,
+                ended: 0,
+                replaces: true,
+                hidden: NEVER,
+                recoverable: true,
+            }]
+        };
+        History {
+            sectors: (0..sectors).map(|_| zeroes()).collect(),
+            now: 0,
+            crashed: 0,
+        }
+    }
+
+    /// The next moment.
+    pub fn tick(&mut self) -> u64 {
+        self.now += 1;
+        self.now
+    }
+
+    /// A write, zeroing or discard begins. Returns its moment, by which it is named later.
+    pub fn write(&mut self, range: Range<u64>, stamp: u64) -> u64 {
+        let issued = self.tick();
+        for versions in self.versions(range) {
+            versions.push(Version {
+                stamp,
+                issued,
+                ended: NEVER,
+                replaces: true,
+                hidden: NEVER,
+                recoverable: true,
+            });
+        }
+        issued
+    }
+
+    /// It has ended.
+    pub fn wrote(&mut self, range: Range<u64>, issued: u64, end: End) {
+        let now = self.tick();
+        for versions in self.versions(range) {
+            for version in &mut *versions {
+                if version.issued == issued {
+                    version.ended = now;
+                    version.replaces = end != End::Unknown;
+                } else if version.ended < issued && end != End::Unknown {
+                    version.hidden = version.hidden.min(now);
+                    version.recoverable &= end != End::Durable;
+                }
+            }
+        }
+    }
+
+    /// A flush that began at this moment has ended.
+    pub fn flushed(&mut self, began: u64) {
+        for versions in &mut self.sectors {
+            let durable = versions
+                .iter()
+                .filter(|version| version.replaces && version.ended < began);
+            if let Some(newest) = durable.map(|version| version.issued).max() {
+                for version in versions {
+                    version.recoverable &= version.ended >= newest;
+                }
+            }
+        }
+    }
+
+    /// A read that began at this moment has ended, with this content of one sector.
+    ///
+    /// # Errors
+    /// No such version was visible meanwhile.
+    pub fn read(&mut self, sector: u64, began: u64, stamp: u64) -> Result<(), String> {
+        let now = self.tick();
+        let crashed = self.crashed;
+        let versions = &mut self.sectors[usize::try_from(sector).expect("a small disk")];
+        let matching = |version: &&Version| version.stamp == stamp && version.hidden > began;
+        // The one that is visible longest, if there are several.
+        let Some(seen) = versions.iter().filter(matching).max_by_key(|v| v.hidden) else {
+            let visible = versions.iter().filter(|version| version.hidden > began);
+            let visible: Vec<u64> = visible.map(|version| version.stamp).collect();
+            return Err(format!(
+                "sector {sector} has write {stamp}, and may have only one of {visible:?}"
+            ));
+        };
+        if seen.hidden == NEVER {
+            // What a crash has left is durable.
+            let durable = crashed > 0 && seen.ended <= crashed;
+            // Whatever had ended before and is not what was seen is older.
+            for version in versions {
+                if version.ended < began && version.stamp != stamp {
+                    version.hidden = version.hidden.min(now);
+                    version.recoverable &= !durable;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The host has crashed: nothing is under way any more.
+    pub fn crash(&mut self) {
+        let now = self.tick();
+        self.crashed = now;
+        for versions in &mut self.sectors {
+            versions.retain(|version| version.recoverable);
+            for version in versions {
+                version.hidden = NEVER;
+                version.ended = version.ended.min(now);
+            }
+        }
+    }
+
+    /// Forgets what no read and no crash can show any more; no read is under way.
+    pub fn forget(&mut self) {
+        for versions in &mut self.sectors {
+            versions.retain(|version| version.recoverable || version.hidden == NEVER);
+        }
+    }
+
+    fn versions(&mut self, range: Range<u64>) -> &mut [Vec<Version>] {
+        let at = |sector| usize::try_from(sector).expect("a small disk");
+        &mut self.sectors[at(range.start)..at(range.end)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(history: &mut History, stamp: u64, end: End) {
+        let issued = history.write(0..1, stamp);
+        history.wrote(0..1, issued, end);
+    }
+
+    fn may_read(history: &mut History, stamp: u64) -> bool {
+        let began = history.tick();
+        history.read(0, began, stamp).is_ok()
+    }
+
+    #[test]
+    fn an_answered_write_replaces_and_a_crash_brings_the_older_one_back_unless_flushed() {
+        for flush in [false, true] {
+            let mut history = History::new(1);
+            written(&mut history, 1, End::Done);
+            assert!(!may_read(&mut history, 0));
+            if flush {
+                let began = history.tick();
+                history.flushed(began);
+            }
+            history.crash();
+            assert_eq!(may_read(&mut history, 0), !flush);
+        }
+    }
+
+    #[test]
+    fn a_flush_that_began_before_the_end_of_a_write_does_not_cover_it() {
+        let mut history = History::new(1);
+        let issued = history.write(0..1, 1);
+        let began = history.tick();
+        history.wrote(0..1, issued, End::Done);
+        history.flushed(began);
+        history.crash();
+        assert!(may_read(&mut history, 0));
+    }
+
+    #[test]
+    fn a_write_under_way_is_seen_or_not_and_once_seen_stays() {
+        let mut history = History::new(1);
+        written(&mut history, 1, End::Durable);
+        let issued = history.write(0..1, 2);
+        assert!(may_read(&mut history, 1), "the older one");
+        assert!(may_read(&mut history, 2), "and then the newer one");
+        assert!(!may_read(&mut history, 1), "but never the older one again");
+        history.wrote(0..1, issued, End::Done);
+        assert!(may_read(&mut history, 2));
+    }
+
+    #[test]
+    fn what_is_read_after_a_crash_stays_over_the_next_crash() {
+        let mut history = History::new(1);
+        written(&mut history, 1, End::Durable);
+        history.write(0..1, 2);
+        history.crash();
+        assert!(may_read(&mut history, 1));
+        history.crash();
+        assert!(!may_read(&mut history, 2));
+    }
+
+    #[test]
+    fn a_discard_or_failed_write_leaves_the_older_version_possible() {
+        let mut history = History::new(1);
+        written(&mut history, 1, End::Durable);
+        written(&mut history, 2, End::Unknown);
+        history.crash();
+        assert!(may_read(&mut history, 1));
+        assert!(!may_read(&mut history, 2));
+    }
+
+    #[test]
+    fn a_read_that_overlaps_a_write_may_return_what_the_write_replaced() {
+        let mut history = History::new(1);
+        let issued = history.write(0..1, 1);
+        let began = history.tick();
+        history.wrote(0..1, issued, End::Done);
+        assert_eq!(history.read(0, began, 0), Ok(()));
+        assert!(!may_read(&mut history, 0), "a later one may not");
+    }
+}

@@ -1,0 +1,138 @@
+//! Long random runs by seed, and the shortest form of one that fails.
+//!
+//! A run mixes overlapping requests, completions out of order, failed I/Os, changes of filters and crashes.
+
+use super::choice::{Choose, RandomChoices, RecordedChoices};
+use super::explore::Failure;
+use super::world::{GuestRequest, Setup, World};
+use tidegate_core::filter::FilterSpec;
+use tidegate_core::request::{Fault, Flags, Op};
+
+/// Requests under way at once, at most.
+const MOST_PENDING: usize = 8;
+
+/// One random run of so many steps.
+///
+/// # Errors
+/// What does not hold, with the shortest trace that shows it.
+pub fn run(setup: &Setup, seed: u64, steps: u32) -> Result<u64, Failure> {
+    let mut random = RandomChoices::new(seed);
+    let mut world = World::new(setup.clone());
+    play(&mut world, &mut random, steps);
+    if world.breach().is_none() {
+        return Ok(world.completed());
+    }
+    let shortest = shorten(random.record, |choices| {
+        breach(setup, choices, steps).breach().is_some()
+    });
+    let mut world = World::new(setup.clone());
+    world.record();
+    play(&mut world, &mut RecordedChoices::new(&shortest), steps);
+    Err(Failure {
+        what: world.breach().unwrap_or_default().to_owned(),
+        trace: world.trace().to_vec(),
+    })
+}
+
+fn breach(setup: &Setup, choices: &[u32], steps: u32) -> World {
+    let mut world = World::new(setup.clone());
+    play(&mut world, &mut RecordedChoices::new(choices), steps);
+    world
+}
+
+/// Removes the choices without which `fails` stays true.
+///
+/// # Source
+/// Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input" (TSE 2002).
+fn shorten(mut choices: Vec<u32>, fails: impl Fn(&[u32]) -> bool) -> Vec<u32> {
+    let mut piece = choices.len() / 2;
+    while piece > 0 {
+        let mut at = 0;
+        while at < choices.len() {
+            let end = (at + piece).min(choices.len());
+            let shorter = [&choices[..at], &choices[end..]].concat();
+            if fails(&shorter) {
+                choices = shorter;
+            } else {
+                at = end;
+            }
+        }
+        piece /= 2;
+    }
+    choices
+}
+
+fn play(world: &mut World, choices: &mut dyn Choose, steps: u32) {
+    for _ in 0..steps {
+        if world.breach().is_some() || choices.is_over() {
+            break;
+        }
+        step(world, choices);
+    }
+    world.verify();
+}
+
+fn step(world: &mut World, choices: &mut dyn Choose) {
+    if world.effects() > 0 && choices.choose(8) > 0 {
+        return world.perform();
+    }
+    match choices.choose(64) {
+        0 => {
+            world.crash(choices);
+            world.verify();
+        }
+        1 => world.rearrange(filters(choices.choose(4))),
+        2..32 if world.pending() < MOST_PENDING => world.submit(request(world.sectors(), choices)),
+        _ if world.in_flight() > 0 => {
+            let in_flight = u32::try_from(world.in_flight()).expect("few are in flight");
+            let which = choices.choose(in_flight) as usize;
+            let fails = choices.choose(128) == 1;
+            world.complete(which, if fails { Err(Fault::Io) } else { Ok(()) });
+        }
+        _ => {}
+    }
+}
+
+fn filters(which: u32) -> Vec<FilterSpec> {
+    match which {
+        0 => Vec::new(),
+        1 => vec![FilterSpec::Stats],
+        2 => vec![FilterSpec::Null, FilterSpec::Stats],
+        _ => vec![FilterSpec::Stats, FilterSpec::Null, FilterSpec::Null],
+    }
+}
+
+fn request(disk: u64, choices: &mut dyn Choose) -> GuestRequest {
+    let op = match choices.choose(16) {
+        0..6 => Op::Write,
+        6..11 => Op::Read,
+        11 | 12 => Op::Flush,
+        13 => Op::Discard,
+        14 => Op::WriteZeroes,
+        _ => Op::Extents,
+    };
+    let within = |bound: u64, choices: &mut dyn Choose| {
+        let bound = u32::try_from(bound).expect("a simulated disk is small");
+        u64::from(choices.choose(bound))
+    };
+    let sector = within(disk, choices);
+    let sectors = 1 + within((disk - sector).min(8), choices);
+    let flags = match op.modifies() && choices.choose(4) == 1 {
+        true => Flags::FUA,
+        false => Flags::NONE,
+    };
+    match op {
+        Op::Flush => GuestRequest {
+            op,
+            flags,
+            sector: 0,
+            sectors: 0,
+        },
+        _ => GuestRequest {
+            op,
+            flags,
+            sector,
+            sectors,
+        },
+    }
+}

@@ -1,0 +1,223 @@
+//! A store: bytes with a volatile write cache, as a disk or an array has one.
+//!
+//! A write that has completed is visible at once and durable after a flush that began later, or at once with FUA. A crash
+//! keeps each write that is not durable whole, in part, or not at all, independently of the others.
+//!
+//! # Always true
+//! - A sector is written whole or not at all.
+//! - A sector never returns to a version older than its durable one.
+//!
+//! # Source
+//! ATA/NVMe write cache semantics; torn writes at sector granularity: NVMe base specification, AWUPF.
+
+use super::SECTOR;
+use super::choice::Choose;
+use std::collections::BTreeMap;
+
+/// One place that I/O is done on.
+pub struct Store {
+    /// What a read returns.
+    current: Vec<u8>,
+    /// What a crash cannot take away.
+    durable: Vec<u8>,
+    /// By sector: versions newer than the durable one, oldest first, with the number of their write.
+    volatile: BTreeMap<u64, Vec<(u64, [u8; SECTOR])>>,
+    /// Writes so far.
+    writes: u64,
+    /// Faults of the store itself, for tests of the simulator.
+    pub defects: Defects,
+}
+
+/// What a broken store does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Defects {
+    /// A flush makes nothing durable.
+    pub flush: bool,
+    /// FUA is ignored.
+    pub fua: bool,
+    /// Each write to this sector lands on the next one.
+    pub misdirects: Option<u64>,
+    /// Reads of this sector return a flipped bit.
+    pub rots: Option<u64>,
+}
+
+/// A write that a store has been given and has not completed.
+pub struct InFlight {
+    /// First byte.
+    pub offset: u64,
+    /// What is written.
+    pub bytes: Vec<u8>,
+}
+
+impl Store {
+    /// A store of zeroes.
+    pub fn new(sectors: u64) -> Store {
+        let bytes = usize::try_from(sectors).expect("a simulated store is small") * SECTOR;
+        Store {
+            current: vec![0; bytes],
+            durable: vec![0; bytes],
+            volatile: BTreeMap::new(),
+            writes: 0,
+            defects: Defects::default(),
+        }
+    }
+
+    /// Reads whole sectors.
+    pub fn read(&self, offset: u64, into: &mut [u8]) {
+        let from = place(offset);
+        into.copy_from_slice(&self.current[from..from + into.len()]);
+        for (sector, bytes) in (offset / SECTOR as u64..).zip(into.chunks_exact_mut(SECTOR)) {
+            if self.defects.rots == Some(sector) {
+                bytes[SECTOR / 2] ^= 1;
+            }
+        }
+    }
+
+    /// Completes a write of whole sectors.
+    pub fn write(&mut self, offset: u64, bytes: &[u8], fua: bool) {
+        self.writes += 1;
+        for (sector, bytes) in sectors(offset, bytes) {
+            let sector = sector + u64::from(self.defects.misdirects == Some(sector));
+            let at = place(sector * SECTOR as u64);
+            self.current[at..at + SECTOR].copy_from_slice(&bytes);
+            if fua && !self.defects.fua {
+                self.volatile.remove(&sector);
+                self.durable[at..at + SECTOR].copy_from_slice(&bytes);
+            } else {
+                let versions = self.volatile.entry(sector).or_default();
+                versions.push((self.writes, bytes));
+            }
+        }
+    }
+
+    /// How many writes have completed: what a flush that begins now covers.
+    pub fn mark(&self) -> u64 {
+        self.writes
+    }
+
+    /// Completes a flush that began at this mark.
+    pub fn flush(&mut self, mark: u64) {
+        if self.defects.flush {
+            return;
+        }
+        for (sector, versions) in &mut self.volatile {
+            let covered = versions.partition_point(|(write, _)| *write <= mark);
+            if let Some((_, bytes)) = versions.drain(..covered).next_back() {
+                let at = place(sector * SECTOR as u64);
+                self.durable[at..at + SECTOR].copy_from_slice(&bytes);
+            }
+        }
+        self.volatile.retain(|_, versions| !versions.is_empty());
+    }
+
+    /// Power fails: each write that is not durable, completed or not, persists whole, in part, or not at all.
+    pub fn crash(&mut self, in_flight: &[InFlight], choices: &mut dyn Choose) {
+        for write in in_flight {
+            self.writes += 1;
+            for (sector, bytes) in sectors(write.offset, &write.bytes) {
+                let versions = self.volatile.entry(sector).or_default();
+                versions.push((self.writes, bytes));
+            }
+        }
+        let mut remainders: BTreeMap<u64, Remainder> = BTreeMap::new();
+        for (sector, versions) in std::mem::take(&mut self.volatile) {
+            for (write, bytes) in versions {
+                let remainder = remainders
+                    .entry(write)
+                    .or_insert_with(|| Remainder::choose(sector, choices));
+                if remainder.persists(sector) {
+                    let at = place(sector * SECTOR as u64);
+                    self.durable[at..at + SECTOR].copy_from_slice(&bytes);
+                }
+            }
+        }
+        self.current.clone_from(&self.durable);
+    }
+}
+
+/// What a crash does to a write.
+enum Remainder {
+    Whole,
+    Nothing,
+    /// Its first sector persists, the others do not.
+    Head(u64),
+    /// Its first sector is lost, the others persist.
+    Tail(u64),
+}
+
+impl Remainder {
+    /// The remainder of a write whose first sector that is not durable is this one.
+    fn choose(sector: u64, choices: &mut dyn Choose) -> Remainder {
+        match choices.choose(4) {
+            0 => Remainder::Whole,
+            1 => Remainder::Nothing,
+            2 => Remainder::Head(sector),
+            _ => Remainder::Tail(sector),
+        }
+    }
+
+    fn persists(&self, sector: u64) -> bool {
+        match self {
+            Remainder::Whole => true,
+            Remainder::Nothing => false,
+            Remainder::Head(first) => sector == *first,
+            Remainder::Tail(first) => sector != *first,
+        }
+    }
+}
+
+fn place(offset: u64) -> usize {
+    usize::try_from(offset).expect("a simulated store is small")
+}
+
+/// Each whole sector of a write.
+fn sectors(offset: u64, bytes: &[u8]) -> impl Iterator<Item = (u64, [u8; SECTOR])> {
+    let (whole, rest) = bytes.as_chunks::<SECTOR>();
+    assert!(rest.is_empty(), "stores write whole sectors");
+    (offset / SECTOR as u64..).zip(whole.iter().copied())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::choice::RecordedChoices;
+    use super::*;
+    use crate::crash::{fill, stamp};
+
+    fn seen(store: &Store, sector: u64) -> u64 {
+        let mut bytes = [0; SECTOR];
+        store.read(sector * SECTOR as u64, &mut bytes);
+        stamp(sector, &bytes).expect("whole")
+    }
+
+    #[test]
+    fn a_flush_covers_the_writes_before_it_began_and_a_crash_decides_the_others() {
+        for (choice, left) in [(0, 2), (1, 1)] {
+            let mut store = Store::new(2);
+            store.write(0, &fill(0, 1), false);
+            let mark = store.mark();
+            store.write(0, &fill(0, 2), false);
+            store.flush(mark);
+            assert_eq!(seen(&store, 0), 2);
+            store.crash(&[], &mut RecordedChoices::new(&[choice]));
+            assert_eq!(seen(&store, 0), left);
+        }
+    }
+
+    #[test]
+    fn an_older_volatile_write_never_replaces_a_durable_one() {
+        let mut store = Store::new(2);
+        store.write(0, &fill(0, 1), false);
+        store.write(0, &fill(0, 2), true);
+        store.crash(&[], &mut RecordedChoices::new(&[]));
+        assert_eq!(seen(&store, 0), 2);
+    }
+
+    #[test]
+    fn a_write_in_flight_may_be_torn() {
+        let mut store = Store::new(2);
+        let bytes = [fill(0, 3), fill(1, 3)].concat();
+        let write = InFlight { offset: 0, bytes };
+        store.crash(&[write], &mut RecordedChoices::new(&[2]));
+        assert_eq!((seen(&store, 0), seen(&store, 1)), (3, 0));
+    }
+}
