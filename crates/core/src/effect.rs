@@ -2,8 +2,10 @@
 //!
 //! Plain values. Stack and shard append them to a list; the engine performs them in order.
 
+use crate::block::BLOCK;
 use crate::filter::FilterKey;
 use crate::iocontrol::Spent;
+use crate::layout::{Refusal, Target};
 use crate::request::{Data, DiskId, Flags, IoId, Op, Outcome, Token};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -25,18 +27,53 @@ pub enum Effect {
     Start {
         /// The disk.
         disk: DiskId,
+        /// The target.
+        target: Target,
         /// The I/O.
         io: IoId,
         /// The operation.
         op: Op,
         /// Its flags.
         flags: Flags,
-        /// Offset in bytes.
+        /// Offset on the target, in bytes.
         offset: u64,
         /// Length in bytes.
         len: u64,
         /// The bytes.
         data: Data,
+    },
+    /// Read a block of a layout's own from the target, and report it with
+    /// [`Event::BlockDone`](crate::shard::Event::BlockDone).
+    ReadBlock {
+        /// Of which disk.
+        disk: DiskId,
+        /// From which of its targets.
+        target: Target,
+        /// Which I/O.
+        io: IoId,
+        /// Where on the target, in bytes.
+        offset: u64,
+    },
+    /// Write a block of a layout's own to the target, durably, and report that with
+    /// [`Event::BlockDone`](crate::shard::Event::BlockDone).
+    WriteBlock {
+        /// Of which disk.
+        disk: DiskId,
+        /// To which of its targets.
+        target: Target,
+        /// Which I/O.
+        io: IoId,
+        /// Where on the target, in bytes.
+        offset: u64,
+        /// The bytes.
+        block: Box<[u8; BLOCK]>,
+    },
+    /// The disk's layout has opened, or refuses to.
+    Opened {
+        /// Which disk.
+        disk: DiskId,
+        /// How it went.
+        outcome: Result<(), Refusal>,
     },
     /// Complete a request of the front end.
     Answer {

@@ -15,7 +15,9 @@
 //! # Source
 //! The verdicts are those that VMware's program page lists for I/O filters (pass, complete, fail, defer).
 
+use crate::block::BLOCK;
 use crate::iocontrol::Cost;
+use crate::layout::{Refusal, SubIo, Target};
 use crate::request::{Data, DiskId, Flags, IoId, Op, Outcome, Token};
 use crate::units::Time;
 use alloc::boxed::Box;
@@ -176,6 +178,11 @@ pub struct Io {
     /// For how many I/Os I/O control counts it; nothing for one that another stands for, and where there is no control.
     pub(crate) times: u16,
     pub(crate) origin: Origin,
+    /// Which target it goes to, and where on it.
+    pub(crate) target: Target,
+    pub(crate) at: u64,
+    /// How often it has failed on a target.
+    pub(crate) tries: u8,
     /// The filter that deferred it, and which way it was going. Below the lowest filter: it waits for its turn.
     /// [`GATHERED`]: it is about to go. Nothing while the datastore has it.
     pub(crate) parked: Option<(u8, Way)>,
@@ -184,11 +191,15 @@ pub struct Io {
 /// No filter's level: an I/O is gathered, and goes with others.
 pub(crate) const GATHERED: u8 = u8::MAX;
 
+/// No filter's level: the disk's layout has the I/O.
+pub(crate) const IN_LAYOUT: u8 = u8::MAX - 1;
+
 /// Who waits for an I/O's end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Origin {
     Guest(Token),
     Filter { level: u8, tag: u64 },
+    Layout { tag: u64 },
 }
 
 /// Which way an I/O goes through the stack.
@@ -225,7 +236,7 @@ pub struct Cx<'a> {
     pub(crate) commands: &'a mut VecDeque<Command>,
 }
 
-/// A filter's command, executed by the stack after the hook returns.
+/// A command of a filter or of the layout, executed by the stack after the hook returns.
 pub(crate) enum Command {
     Lower {
         level: u8,
@@ -240,6 +251,37 @@ pub(crate) enum Command {
     Side {
         level: u8,
         buffer: Vec<u8>,
+    },
+    /// Of the layout.
+    Issue {
+        tag: u64,
+        sub: SubIo,
+    },
+    /// Of the layout: an I/O that it has taken goes to one target.
+    Send {
+        io: IoId,
+        target: Target,
+        offset: u64,
+    },
+    /// Of the layout.
+    ReadBlock {
+        tag: u64,
+        target: Target,
+        offset: u64,
+    },
+    /// Of the layout.
+    WriteBlock {
+        tag: u64,
+        target: Target,
+        offset: u64,
+        block: Box<[u8; BLOCK]>,
+    },
+    /// Of the layout.
+    Opened(Result<(), Refusal>),
+    /// Of the layout.
+    Answer {
+        io: IoId,
+        outcome: Outcome,
     },
 }
 

@@ -27,7 +27,6 @@
 
 pub mod admission;
 pub mod alone;
-mod block;
 mod common;
 mod disks;
 pub mod division;

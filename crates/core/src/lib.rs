@@ -14,11 +14,13 @@
 
 extern crate alloc;
 
+pub mod block;
 pub mod effect;
 pub mod filter;
 pub mod governor;
 pub mod histogram;
 pub mod iocontrol;
+pub mod layout;
 pub(crate) mod qos;
 pub mod range_lock;
 pub mod request;

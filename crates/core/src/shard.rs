@@ -23,6 +23,7 @@
 //!     └────────────────> Detaching ─────────> removed     requests are answered Gone
 //! ```
 
+use crate::block::BLOCK;
 use crate::effect::{ControlId, Effect};
 use crate::filter::stats::Pulse;
 use crate::filter::{FilterKey, FilterReport, Io, Why};
@@ -192,6 +193,7 @@ impl Shard {
                 self.side_written(now, disk, filter, buffer, outcome, out);
             }
             Event::Abandon { disk, tokens } => self.abandon(now, disk, tokens, out),
+            Event::BlockDone { disk, io, outcome } => self.block_done(now, disk, io, outcome, out),
             Event::Attach {
                 disk,
                 size,
@@ -213,7 +215,7 @@ impl Shard {
                     ready: false,
                     waiting: VecDeque::new(),
                 };
-                self.attach(now, disk, here, control);
+                self.attach(now, disk, here, control, out);
             }
             Event::Rearrange { disk, places } => {
                 self.close(now, disk, Gate::Draining(places), out);
@@ -271,7 +273,14 @@ impl Shard {
             .expect("the engine names only disks that it has attached")
     }
 
-    fn attach(&mut self, now: Time, id: DiskId, disk: Disk, control: Option<Box<Controlled>>) {
+    fn attach(
+        &mut self,
+        now: Time,
+        id: DiskId,
+        disk: Disk,
+        control: Option<Box<Controlled>>,
+        out: &mut Vec<Effect>,
+    ) {
         let place = id.0 as usize;
         if self.disks.len() <= place {
             self.disks.resize_with(place + 1, || None);
@@ -287,6 +296,7 @@ impl Shard {
         }
         self.disks[place] = Some(disk);
         self.note_timed();
+        self.open(now, id, out);
     }
 
     /// Lists the disks that have deadlines; the others are skipped.
@@ -367,6 +377,37 @@ impl Shard {
                 let id = DiskId(u32::try_from(place).expect("disks are numbered in 32 bits"));
                 self.finish_drain(now, id, out);
             }
+        }
+    }
+
+    /// A block of a layout's own was read or written.
+    fn block_done(
+        &mut self,
+        now: Time,
+        id: DiskId,
+        io: IoId,
+        outcome: Result<Option<Box<[u8; BLOCK]>>, Fault>,
+        out: &mut Vec<Effect>,
+    ) {
+        let Some(disk) = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut) else {
+            self.strays += 1;
+            return;
+        };
+        let control = disk.qos.control;
+        let mut cx = stack_cx(
+            &mut self.ios,
+            &mut self.schedulers,
+            &mut disk.qos,
+            now,
+            id,
+            out,
+        );
+        let known = disk.stack.block_done(&mut cx, io, outcome);
+        let waits = cx.exit.waits;
+        self.strays += u64::from(!known);
+        self.finish_drain(now, id, out);
+        if waits {
+            self.pick(now, control, out);
         }
     }
 

@@ -24,11 +24,11 @@
 //! # Units
 //! Little-endian. Rates per second, latencies in nanoseconds, costs and windows in reference I/Os (a 4 KiB random read).
 
-pub use super::block::{BLOCK as SLOT, Unreadable};
+pub use crate::block::{BLOCK as SLOT, Unreadable};
 
-use super::block::{Reader, Writer};
 use super::name::Name;
 use super::number::{sane, whole16};
+use crate::block::{Reader, Writer};
 use alloc::vec::Vec;
 
 /// Slots of the file, including the common one. Origin: the file format, version 1.

@@ -2,10 +2,11 @@
 //!
 //! Plain values only; the engine (or the simulator) makes events and carries out effects.
 
+use crate::block::BLOCK;
 use crate::effect::ControlId;
 use crate::filter::FilterKey;
 use crate::iocontrol::{DiskKey, Orders, Policy, Scheduler, Spent};
-use crate::request::{DiskId, IoId, Outcome, Request, Token};
+use crate::request::{DiskId, Fault, IoId, Outcome, Request, Token};
 use crate::stack::{Place, Stack};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -43,6 +44,16 @@ pub enum Event {
         io: IoId,
         /// The result.
         outcome: Outcome,
+    },
+    /// A block of a layout's own was read or written
+    /// ([`Effect::ReadBlock`](crate::effect::Effect::ReadBlock), [`Effect::WriteBlock`](crate::effect::Effect::WriteBlock)).
+    BlockDone {
+        /// Of which disk.
+        disk: DiskId,
+        /// Which I/O.
+        io: IoId,
+        /// What was read.
+        outcome: Result<Option<Box<[u8; BLOCK]>>, Fault>,
     },
     /// The client of these requests has disconnected. Requests that the datastore does not have yet are answered `Gone`
     /// at once. The others are answered when they complete. A request that was already answered is ignored.

@@ -21,6 +21,8 @@ use alloc::vec::Vec;
 pub(super) enum Gate {
     /// Requests enter the stack.
     Open,
+    /// Requests wait until the disk's layout is open.
+    Opening,
     /// Requests wait for a change to these filters.
     Draining(Vec<Place>),
     /// Requests are answered `Gone`.
@@ -31,7 +33,7 @@ impl Gate {
     /// Whether the filter stays in the stack when the gate opens again.
     fn keeps(&self, filter: FilterKey) -> bool {
         match self {
-            Gate::Open => true,
+            Gate::Open | Gate::Opening => true,
             Gate::Draining(places) => places
                 .iter()
                 .any(|place| matches!(place, Place::Keep(key) if *key == filter)),
@@ -41,12 +43,40 @@ impl Gate {
 }
 
 impl Shard {
+    /// Opens the layout of a disk that was attached, if it has one; its requests wait meanwhile.
+    pub(super) fn open(&mut self, now: Time, id: DiskId, out: &mut Vec<Effect>) {
+        let disk = self.disks[id.0 as usize]
+            .as_mut()
+            .expect("the disk was attached");
+        let mut cx = stack_cx(
+            &mut self.ios,
+            &mut self.schedulers,
+            &mut disk.qos,
+            now,
+            id,
+            out,
+        );
+        if disk.stack.open(&mut cx) {
+            disk.gate = Gate::Opening;
+            self.finish_drain(now, id, out);
+        }
+    }
+
     /// Closes the gate, and ends the delays that would only prolong the drain. A disk may be detached while its filters
     /// change: then they do not change any more.
     pub(super) fn close(&mut self, now: Time, id: DiskId, gate: Gate, out: &mut Vec<Effect>) {
         let disk = self.disks[id.0 as usize]
             .as_mut()
             .expect("the engine names only disks that it has attached");
+        let gate = match (&disk.gate, gate) {
+            // No I/O is inside yet.
+            (Gate::Opening, Gate::Draining(places)) => {
+                disk.stack.rearrange(now, id, places, out);
+                out.push(Effect::Rearranged { disk: id });
+                return self.note_timed();
+            }
+            (_, gate) => gate,
+        };
         disk.gate = gate;
         let control = disk.qos.control;
         let mut cx = stack_cx(
@@ -107,12 +137,42 @@ impl Shard {
 
     /// Changes the filters or detaches the disk, if no I/O is in flight.
     pub(super) fn finish_drain(&mut self, now: Time, id: DiskId, out: &mut Vec<Effect>) {
-        let disk = self.disk(id);
+        let disk = self.disks[id.0 as usize]
+            .as_mut()
+            .expect("the caller has found the disk");
         if !disk.stack.is_quiet() {
             return;
         }
+        if matches!(disk.gate, Gate::Detaching) {
+            let mut cx = stack_cx(
+                &mut self.ios,
+                &mut self.schedulers,
+                &mut disk.qos,
+                now,
+                id,
+                out,
+            );
+            if !disk.stack.close(&mut cx) {
+                return;
+            }
+        }
         match core::mem::replace(&mut disk.gate, Gate::Open) {
             Gate::Open => {}
+            Gate::Opening => match disk.stack.take_opened() {
+                None => disk.gate = Gate::Opening,
+                Some(outcome) => {
+                    out.push(Effect::Opened { disk: id, outcome });
+                    if outcome.is_err() {
+                        // Its requests go on waiting until it is detached.
+                        disk.gate = Gate::Opening;
+                        return;
+                    }
+                    let waiting = core::mem::take(&mut disk.waiting);
+                    for (token, request) in waiting {
+                        self.submitted(now, id, token, &request, out);
+                    }
+                }
+            },
             Gate::Draining(places) => {
                 disk.stack.rearrange(now, id, places, out);
                 out.push(Effect::Rearranged { disk: id });

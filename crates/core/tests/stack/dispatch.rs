@@ -259,6 +259,9 @@ impl Host {
                         }
                     }
                     Effect::SideWrite { .. } => panic!("no filter here uses a side file"),
+                    Effect::ReadBlock { .. }
+                    | Effect::WriteBlock { .. }
+                    | Effect::Opened { .. } => panic!("no disk here has a layout"),
                 }
             }
         }

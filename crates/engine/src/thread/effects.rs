@@ -31,8 +31,10 @@ impl IoThread {
 
     fn perform(&mut self, effect: Effect) {
         match effect {
+            // The engine attaches disks of one image only: their target is 0.
             Effect::Start {
                 disk,
+                target: _,
                 io,
                 op,
                 flags,

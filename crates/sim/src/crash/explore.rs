@@ -3,15 +3,17 @@
 //! A step is a request submitted, an effect performed, or an I/O completed. Each run crashes at one of them, or at its end.
 //! A write that is not durable then persists whole, in part, or not at all. The disk is read, crashes again, and is read again.
 
-use super::choice::{AllChoices, Choose, RecordedChoices};
+use super::choice::{AllChoices, Choose, RandomChoices, RecordedChoices};
 use super::world::{GuestRequest, Setup, World};
-use tidegate_core::request::{Flags, Op};
+use tidegate_core::request::{Fault, Flags, Op};
 
 /// The result of an enumeration.
 #[derive(Clone, Debug, Default)]
 pub struct Explored {
     /// Workloads.
     pub workloads: u64,
+    /// Of these, the ones that have too many runs and were sampled.
+    pub sampled: u64,
     /// Runs of them.
     pub runs: u64,
     /// The first run that breached something.
@@ -27,12 +29,13 @@ pub struct Failure {
     pub trace: Vec<String>,
 }
 
-/// Requests whose workloads cover what a disk of four sectors can get wrong: overlap, FUA, flush, discard, zeroes.
-pub fn requests() -> Vec<GuestRequest> {
+/// Requests to three sectors from `first` on, whose workloads cover what a disk can get wrong: overlap, FUA, flush,
+/// discard, zeroes.
+pub fn requests(first: u64) -> Vec<GuestRequest> {
     let request = |op, flags, sector, sectors| GuestRequest {
         op,
         flags,
-        sector,
+        sector: if op == Op::Flush { 0 } else { first + sector },
         sectors,
     };
     vec![
@@ -46,18 +49,29 @@ pub fn requests() -> Vec<GuestRequest> {
     ]
 }
 
-/// Runs every workload of up to `longest` of these requests in every way. Ends at the first breach.
-pub fn explore(setup: &Setup, longest: usize, requests: &[GuestRequest]) -> Explored {
+/// How far an enumeration goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Depth {
+    /// Requests of a workload, at most.
+    pub longest: usize,
+    /// Whether each I/O is also failed once.
+    pub faults: bool,
+    /// Runs of a workload, at most. One that has more is sampled instead, so often.
+    pub runs: u64,
+}
+
+/// Runs every workload of the requests in every way. Ends at the first breach.
+pub fn explore(setup: &Setup, requests: &[GuestRequest], depth: Depth) -> Explored {
     let mut found = Explored::default();
-    for length in 1..=longest {
+    for length in 1..=depth.longest {
         let mut words = AllChoices::default();
         loop {
             let of = u32::try_from(requests.len()).expect("there are few requests");
             let word = (0..length).map(|_| requests[words.choose(of) as usize]);
             let workload: Vec<GuestRequest> = word.collect();
             found.workloads += 1;
-            if let Some(failure) = all_runs(setup, &workload, &mut found.runs) {
-                found.failure = Some(failure);
+            if let Err(choices) = all_runs(setup, &workload, depth, &mut found) {
+                found.failure = Some(again(setup, &workload, depth.faults, &choices));
                 return found;
             }
             if !words.advance() {
@@ -68,40 +82,70 @@ pub fn explore(setup: &Setup, longest: usize, requests: &[GuestRequest]) -> Expl
     found
 }
 
-fn all_runs(setup: &Setup, workload: &[GuestRequest], runs: &mut u64) -> Option<Failure> {
+/// Runs a workload in every way, or as often as the depth says.
+///
+/// # Errors
+/// The choices of a run that breached something.
+fn all_runs(
+    setup: &Setup,
+    workload: &[GuestRequest],
+    depth: Depth,
+    found: &mut Explored,
+) -> Result<(), Vec<u32>> {
     let mut all = AllChoices::default();
-    loop {
-        *runs += 1;
-        let mut world = World::new(setup.clone());
-        run(&mut world, workload, &mut all);
-        if world.breach().is_some() {
-            return Some(again(setup, workload, &all.choices()));
+    for _ in 0..depth.runs {
+        found.runs += 1;
+        if !holds(setup, workload, depth.faults, &mut all) {
+            return Err(all.choices());
         }
         if !all.advance() {
-            return None;
+            return Ok(());
         }
     }
+    found.sampled += 1;
+    for seed in 0..depth.runs {
+        found.runs += 1;
+        let mut random = RandomChoices::new(seed);
+        if !holds(setup, workload, depth.faults, &mut random) {
+            return Err(random.record);
+        }
+    }
+    Ok(())
+}
+
+fn holds(setup: &Setup, workload: &[GuestRequest], faults: bool, choices: &mut dyn Choose) -> bool {
+    let mut world = World::new(setup.clone());
+    run(&mut world, workload, faults, choices);
+    world.breach().is_none()
 }
 
 /// Runs a failed run once more, to record it.
-fn again(setup: &Setup, workload: &[GuestRequest], choices: &[u32]) -> Failure {
+fn again(setup: &Setup, workload: &[GuestRequest], faults: bool, choices: &[u32]) -> Failure {
     let mut world = World::new(setup.clone());
     world.record();
-    run(&mut world, workload, &mut RecordedChoices::new(choices));
+    run(
+        &mut world,
+        workload,
+        faults,
+        &mut RecordedChoices::new(choices),
+    );
     Failure {
         what: world.breach().unwrap_or_default().to_owned(),
         trace: world.trace().to_vec(),
     }
 }
 
-fn run(world: &mut World, workload: &[GuestRequest], choices: &mut dyn Choose) {
+fn run(world: &mut World, workload: &[GuestRequest], faults: bool, choices: &mut dyn Choose) {
+    // An orderly start.
+    world.finish();
     let mut requests = workload.iter();
+    let mut faults_left = u32::from(faults);
     while world.breach().is_none() {
         let to_submit = u32::from(requests.len() > 0);
         let in_flight = u32::try_from(world.in_flight()).expect("a workload is short");
         // The first choice continues the run, the last one crashes the host.
         let crash = match world.effects() {
-            0 => to_submit + in_flight,
+            0 => to_submit + in_flight * (1 + faults_left),
             _ => 1,
         };
         let choice = choices.choose(crash + 1);
@@ -113,11 +157,40 @@ fn run(world: &mut World, workload: &[GuestRequest], choices: &mut dyn Choose) {
             world.perform();
         } else if choice < to_submit {
             world.submit(*requests.next().expect("one is left"));
-        } else {
+        } else if choice - to_submit < in_flight {
             world.complete((choice - to_submit) as usize, Ok(()));
+        } else {
+            faults_left = 0;
+            world.complete((choice - to_submit - in_flight) as usize, Err(Fault::Io));
         }
     }
-    world.verify();
-    world.crash(choices);
-    world.verify();
+    recover(world, choices);
+    // The sectors that the workload names.
+    let named = workload.iter().filter(|request| request.sectors > 0);
+    let first = named
+        .clone()
+        .map(|request| request.sector)
+        .min()
+        .unwrap_or(0);
+    let end = named
+        .map(|request| request.sector + request.sectors)
+        .max()
+        .unwrap_or(0);
+    world.verify(first..end, choices);
+    world.crash_again(choices);
+    world.verify(first..end, choices);
+}
+
+/// Opening after the crash goes its way, or is cut off by another crash at any step.
+fn recover(world: &mut World, choices: &mut dyn Choose) {
+    while world.breach().is_none() && world.effects() + world.in_flight() > 0 {
+        if choices.choose(2) == 1 {
+            return world.crash_again(choices);
+        }
+        if world.effects() > 0 {
+            world.perform();
+        } else {
+            world.complete(0, Ok(()));
+        }
+    }
 }

@@ -69,7 +69,7 @@ fn play(world: &mut World, choices: &mut dyn Choose, steps: u32) {
         }
         step(world, choices);
     }
-    world.verify();
+    world.verify(0..world.sectors(), choices);
 }
 
 fn step(world: &mut World, choices: &mut dyn Choose) {
@@ -79,7 +79,7 @@ fn step(world: &mut World, choices: &mut dyn Choose) {
     match choices.choose(64) {
         0 => {
             world.crash(choices);
-            world.verify();
+            world.verify(0..world.sectors(), choices);
         }
         1 => world.rearrange(filters(choices.choose(4))),
         2..32 if world.pending() < MOST_PENDING => world.submit(request(world.sectors(), choices)),

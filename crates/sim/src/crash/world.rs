@@ -8,10 +8,16 @@ use super::history::{End, History};
 use super::store::{Defects, InFlight, Store};
 use super::{SECTOR, fill, stamp};
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use tidegate_core::block::BLOCK;
 use tidegate_core::effect::Effect;
 use tidegate_core::filter::{FilterKey, FilterSpec};
+use tidegate_core::layout::mirror::state::State;
+use tidegate_core::layout::mirror::{Mirror, PIECE, STATE_BYTES};
+use tidegate_core::layout::stripe::{CHUNK_MIN, Stripe};
+use tidegate_core::layout::{Refusal, Target};
 use tidegate_core::request::{
-    Data, DiskId, Extent, ExtentKind, Flags, IoId, Op, Outcome, Request, Token,
+    Data, DiskId, Extent, ExtentKind, Fault, Flags, IoId, Op, Outcome, Request, Token,
 };
 use tidegate_core::shard::{Event, Shard};
 use tidegate_core::stack::{Place, Stack};
@@ -19,14 +25,67 @@ use tidegate_core::units::{Span, Time};
 
 const DISK: DiskId = DiskId(0);
 
+/// The bytes of a disk with a layout, by target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// One image.
+    Plain,
+    /// RAID 0 in chunks of 4 KiB.
+    Stripe {
+        /// Targets.
+        targets: u8,
+    },
+    /// RAID 1.
+    Mirror {
+        /// Members.
+        members: u8,
+    },
+}
+
+impl Shape {
+    fn targets(self) -> u8 {
+        match self {
+            Shape::Plain => 1,
+            Shape::Stripe { targets } => targets,
+            Shape::Mirror { members } => members,
+        }
+    }
+
+    fn over(self, stack: Stack, size: u64) -> Stack {
+        match self {
+            Shape::Plain => stack,
+            Shape::Stripe { targets } => stack.over(Box::new(Stripe::new(targets, CHUNK_MIN))),
+            Shape::Mirror { members } => stack.over(Box::new(mirror(members, size))),
+        }
+    }
+
+    /// Whether the disk goes on without any one of its targets.
+    fn is_redundant(self) -> bool {
+        matches!(self, Shape::Mirror { .. })
+    }
+}
+
+/// A buffer that no guest has.
+const SCRATCH: u32 = u32::MAX - 1;
+
+fn mirror(members: u8, size: u64) -> Mirror {
+    let scratch = Data {
+        buffer: SCRATCH,
+        start: 0,
+    };
+    Mirror::new([7; 16], members, size, scratch)
+}
+
 /// What is built, and built again after each crash.
 #[derive(Clone, Debug)]
 pub struct Setup {
+    /// Its layout.
+    pub shape: Shape,
     /// Size of the disk.
     pub sectors: u64,
     /// Its filters, top first.
     pub filters: Vec<FilterSpec>,
-    /// What its store does wrong.
+    /// What its first store does wrong.
     pub defects: Defects,
 }
 
@@ -53,21 +112,30 @@ struct Pending {
 
 /// An I/O that a store was given.
 struct Started {
+    target: usize,
     io: IoId,
     op: Op,
     flags: Flags,
     offset: u64,
     len: u64,
-    data: Data,
+    bytes: Bytes,
     /// For a flush: what it covers.
     mark: u64,
+}
+
+/// The bytes of an I/O.
+enum Bytes {
+    Memory(Data),
+    /// A block of the layout's own; to be read, it is empty.
+    Block(Option<Box<[u8; BLOCK]>>),
 }
 
 /// See the module.
 pub struct World {
     setup: Setup,
     shard: Shard,
-    store: Store,
+    /// By target.
+    stores: Vec<Store>,
     history: History,
     effects: VecDeque<Effect>,
     in_flight: Vec<Started>,
@@ -78,6 +146,12 @@ pub struct World {
     next_stamp: u64,
     next_filter: u32,
     rearranging: bool,
+    /// Targets that are away since the last start, one bit each.
+    away: u32,
+    /// How opening the disk ended.
+    opened: Option<Result<(), Refusal>>,
+    /// Targets that have failed an I/O, one bit each.
+    faulty: u32,
     now: Time,
     out: Vec<Effect>,
     /// I/Os that stores have completed.
@@ -90,11 +164,20 @@ pub struct World {
 impl World {
     /// A new disk of zeroes.
     pub fn new(setup: Setup) -> World {
-        let mut store = Store::new(setup.sectors);
-        store.defects = setup.defects;
+        let state = STATE_BYTES / SECTOR as u64;
+        let stores = (0..setup.shape.targets()).map(|_| Store::new(setup.sectors + state));
+        let mut stores: Vec<Store> = stores.collect();
+        if let Shape::Mirror { members } = setup.shape {
+            let mirror = mirror(members, setup.sectors * SECTOR as u64);
+            for (member, store) in (0..).zip(&mut stores) {
+                let (offset, block) = mirror.first_state(member);
+                store.write(offset, &block[..], true);
+            }
+        }
+        stores[0].defects = setup.defects;
         let mut world = World {
             shard: Shard::new(16),
-            store,
+            stores,
             history: History::new(setup.sectors),
             effects: VecDeque::new(),
             in_flight: Vec::new(),
@@ -104,6 +187,9 @@ impl World {
             next_stamp: 0,
             next_filter: 0,
             rearranging: false,
+            away: 0,
+            opened: None,
+            faulty: 0,
             now: Time::ZERO,
             out: Vec::new(),
             completed: 0,
@@ -163,6 +249,10 @@ impl World {
         });
         let stack = Stack::new(filters.collect());
         let size = self.setup.sectors * SECTOR as u64;
+        let stack = self.setup.shape.over(stack, size);
+        let piece = usize::try_from(PIECE).expect("a piece is small");
+        self.memory.insert(SCRATCH, vec![0; piece]);
+        self.opened = (self.setup.shape == Shape::Plain).then_some(Ok(()));
         let attach = Event::Attach {
             disk: DISK,
             size,
@@ -249,6 +339,7 @@ impl World {
         };
         match effect {
             Effect::Start {
+                target,
                 io,
                 op,
                 flags,
@@ -257,17 +348,35 @@ impl World {
                 data,
                 ..
             } => {
-                self.note(|| format!("start {op:?} {offset}+{len}"));
+                self.note(|| format!("start {op:?} {offset}+{len} on target {}", target.0));
+                let target = usize::from(target.0);
                 let started = Started {
+                    target,
                     io,
                     op,
                     flags,
                     offset,
                     len,
-                    data,
-                    mark: self.store.mark(),
+                    bytes: Bytes::Memory(data),
+                    mark: self.stores[target].mark(),
                 };
                 self.in_flight.push(started);
+            }
+            Effect::ReadBlock {
+                target, io, offset, ..
+            } => self.start_block(target, io, Op::Read, offset, None),
+            Effect::WriteBlock {
+                target,
+                io,
+                offset,
+                block,
+                ..
+            } => self.start_block(target, io, Op::Write, offset, Some(block)),
+            Effect::Opened { outcome, .. } => {
+                self.note(|| format!("opened: {outcome:?}"));
+                if self.opened.replace(outcome).is_some() {
+                    self.fail("the disk has opened twice".to_owned());
+                }
             }
             Effect::Answer { token, outcome, .. } => self.answered(token, outcome),
             Effect::SideWrite {
@@ -290,8 +399,37 @@ impl World {
         }
     }
 
+    fn start_block(
+        &mut self,
+        target: Target,
+        io: IoId,
+        op: Op,
+        offset: u64,
+        block: Option<Box<[u8; BLOCK]>>,
+    ) {
+        self.note(|| format!("{op:?} of a block at {offset} on target {}", target.0));
+        let target = usize::from(target.0);
+        self.in_flight.push(Started {
+            target,
+            io,
+            op,
+            flags: Flags::FUA,
+            offset,
+            len: BLOCK as u64,
+            bytes: Bytes::Block(block),
+            mark: 0,
+        });
+    }
+
     fn answered(&mut self, token: Token, outcome: Outcome) {
         self.note(|| format!("answer {}: {outcome:?}", token.0));
+        let few_faults = self.faulty.count_ones() < 2 && self.setup.shape.is_redundant();
+        if outcome.is_err() && few_faults {
+            self.fail(format!(
+                "request {} fails though a member is whole",
+                token.0
+            ));
+        }
         let Some(pending) = self.pending.remove(&token.0) else {
             return self.fail(format!("request {} is answered twice", token.0));
         };
@@ -333,55 +471,71 @@ impl World {
 
     /// A store completes one of its I/Os, or fails it.
     pub fn complete(&mut self, which: usize, outcome: Outcome) {
-        let started = self.in_flight.remove(which);
+        let mut started = self.in_flight.remove(which);
         self.completed += 1;
-        let outcome = outcome.and_then(|()| self.apply(&started));
+        let bit = 1 << started.target;
+        let outcome = match self.away & bit {
+            0 => outcome,
+            _ => Err(Fault::Gone),
+        };
+        if outcome.is_err() {
+            self.faulty |= bit;
+        }
+        let outcome = outcome.and_then(|()| self.apply(&mut started));
         let Started {
-            op, offset, len, ..
+            target,
+            io,
+            op,
+            offset,
+            len,
+            bytes,
+            ..
         } = started;
-        self.note(|| format!("complete {op:?} {offset}+{len}: {outcome:?}"));
-        self.handle(Event::Finished {
-            disk: DISK,
-            io: started.io,
-            outcome,
+        self.note(|| format!("complete {op:?} {offset}+{len} on target {target}: {outcome:?}"));
+        self.handle(match bytes {
+            Bytes::Memory(_) => Event::Finished {
+                disk: DISK,
+                io,
+                outcome,
+            },
+            Bytes::Block(block) => Event::BlockDone {
+                disk: DISK,
+                io,
+                outcome: outcome.map(|()| block.filter(|_| op == Op::Read)),
+            },
         });
     }
 
-    fn apply(&mut self, started: &Started) -> Outcome {
+    fn apply(&mut self, started: &mut Started) -> Outcome {
+        let store = &mut self.stores[started.target];
         let fua = started.flags.has(Flags::FUA);
         let len = usize::try_from(started.len).expect("a small disk");
+        let bytes = match &mut started.bytes {
+            Bytes::Block(block) if started.op == Op::Read => {
+                block.insert(Box::new([0; BLOCK])).as_mut_slice()
+            }
+            Bytes::Block(block) => block.as_mut().map_or(&mut [][..], |block| &mut block[..]),
+            Bytes::Memory(data) => match started.op {
+                Op::Read | Op::Write => bytes(&mut self.memory, *data, len),
+                Op::Extents => bytes(&mut self.memory, *data, Extent::SIZE),
+                _ => &mut [],
+            },
+        };
         match started.op {
-            Op::Read => {
-                let mut bytes = vec![0; len];
-                self.store.read(started.offset, &mut bytes);
-                self.bytes(started.data, len).copy_from_slice(&bytes);
-            }
-            Op::Write => {
-                let bytes = self.bytes(started.data, len).to_vec();
-                self.store.write(started.offset, &bytes, fua);
-            }
-            Op::WriteZeroes | Op::Discard => self.store.write(started.offset, &vec![0; len], fua),
-            Op::Flush => self.store.flush(started.mark),
+            Op::Read => store.read(started.offset, bytes),
+            Op::Write => store.write(started.offset, bytes, fua),
+            Op::WriteZeroes | Op::Discard => store.write(started.offset, &vec![0; len], fua),
+            Op::Flush => store.flush(started.mark),
             Op::Extents => {
                 let extent = Extent {
                     len: started.len,
                     kind: ExtentKind::Data,
                 };
-                self.bytes(started.data, Extent::SIZE)
-                    .copy_from_slice(&extent.encode());
+                bytes.copy_from_slice(&extent.encode());
             }
             Op::Prefetch => {}
         }
         Ok(())
-    }
-
-    fn bytes(&mut self, data: Data, len: usize) -> &mut [u8] {
-        let memory = self
-            .memory
-            .get_mut(&data.buffer)
-            .expect("an I/O names memory that its guest has not got back");
-        let start = usize::try_from(data.start).expect("32 bits");
-        &mut memory[start..start + len]
     }
 
     /// Puts other filters on the disk, if that is not under way already.
@@ -400,27 +554,54 @@ impl World {
         self.handle(Event::Rearrange { disk: DISK, places });
     }
 
-    /// The host crashes and starts again: the stores keep what is durable, and of the rest what the choices say.
+    /// The host crashes and starts again: the stores keep what is durable, and of the rest what the choices say. One
+    /// target of a redundant disk may be away from then on.
     pub fn crash(&mut self, choices: &mut dyn Choose) {
-        self.note(|| "CRASH".to_owned());
-        let mut in_flight = Vec::new();
+        let targets = u32::from(self.setup.shape.targets());
+        let away = match self.setup.shape.is_redundant() && self.away == 0 {
+            true => choices.choose(targets + 1),
+            false => 0,
+        };
+        self.restart(choices, if away == 0 { 0 } else { 1 << (away - 1) });
+    }
+
+    /// The same, with the same targets away as before.
+    pub fn crash_again(&mut self, choices: &mut dyn Choose) {
+        self.restart(choices, self.away);
+    }
+
+    /// The same, with these targets away.
+    fn restart(&mut self, choices: &mut dyn Choose, away: u32) {
+        self.note(|| match away {
+            0 => "CRASH".to_owned(),
+            _ => format!("CRASH, then target {} is away", away.trailing_zeros()),
+        });
+        let mut in_flight: Vec<Vec<InFlight>> = self.stores.iter().map(|_| Vec::new()).collect();
         for started in std::mem::take(&mut self.in_flight) {
+            if self.away >> started.target & 1 == 1 {
+                continue;
+            }
             let len = usize::try_from(started.len).expect("a small disk");
-            let bytes = match started.op {
-                Op::Write => self.bytes(started.data, len).to_vec(),
-                Op::WriteZeroes | Op::Discard => vec![0; len],
-                Op::Read | Op::Flush | Op::Extents | Op::Prefetch => continue,
+            let bytes = match (started.op, started.bytes) {
+                (Op::Write, Bytes::Memory(data)) => bytes(&mut self.memory, data, len).to_vec(),
+                (Op::Write, Bytes::Block(Some(block))) => block.to_vec(),
+                (Op::WriteZeroes | Op::Discard, _) => vec![0; len],
+                _ => continue,
             };
             let offset = started.offset;
-            in_flight.push(InFlight { offset, bytes });
+            in_flight[started.target].push(InFlight { offset, bytes });
         }
-        self.store.crash(&in_flight, choices);
+        for (store, in_flight) in self.stores.iter_mut().zip(&in_flight) {
+            store.crash(in_flight, choices);
+        }
         self.history.crash();
         self.shard = Shard::new(16);
         self.effects.clear();
         self.pending.clear();
         self.memory.clear();
         self.rearranging = false;
+        self.away = away;
+        self.faulty |= away;
         self.attach();
     }
 
@@ -445,11 +626,19 @@ impl World {
         }
     }
 
-    /// Reads the whole disk twice, once nothing is under way.
-    pub fn verify(&mut self) {
+    /// Reads these sectors twice, once nothing is under way. A disk that has not opened is started with all its targets.
+    pub fn verify(&mut self, sectors: Range<u64>, choices: &mut dyn Choose) {
         self.finish();
+        if let (Some(Err(_)), true) = (self.opened, self.away != 0) {
+            self.restart(choices, 0);
+            self.finish();
+        }
+        if self.breach.is_none() && self.opened != Some(Ok(())) {
+            let opened = self.opened;
+            return self.fail(format!("the disk does not open: {opened:?}"));
+        }
         for _ in 0..2 {
-            for sector in 0..self.setup.sectors {
+            for sector in sectors.clone() {
                 if self.breach.is_none() {
                     self.submit(GuestRequest {
                         op: Op::Read,
@@ -461,5 +650,52 @@ impl World {
                 }
             }
         }
+        self.compare_members();
     }
+}
+
+impl World {
+    /// Once nothing is under way, the members of a mirror that are in sync are equal.
+    fn compare_members(&mut self) {
+        let Shape::Mirror { .. } = self.setup.shape else {
+            return;
+        };
+        let in_sync = self.in_sync();
+        let all = (0..).zip(&self.stores);
+        let equal = all.filter(|(member, _)| in_sync >> member & 1 == 1);
+        let size = usize::try_from(self.setup.sectors).expect("a small disk") * SECTOR;
+        let contents: Vec<Vec<u8>> = equal
+            .map(|(_, store)| {
+                let mut bytes = vec![0; size];
+                store.read(0, &mut bytes);
+                bytes
+            })
+            .collect();
+        if contents.windows(2).any(|pair| pair[0] != pair[1]) {
+            self.fail(format!("the members {in_sync:b} are in sync and differ"));
+        }
+    }
+
+    /// The members that the newest state on any store calls in sync.
+    fn in_sync(&self) -> u32 {
+        let at = self.setup.sectors * SECTOR as u64;
+        let places = self.stores.iter().flat_map(|store| {
+            [at, at + BLOCK as u64].map(|at| {
+                let mut block = [0; BLOCK];
+                store.read(at, &mut block);
+                State::decode(&block).ok()
+            })
+        });
+        let newest = places.flatten().max_by_key(|(state, _)| state.sequence);
+        newest.map_or(0, |(state, _)| state.in_sync)
+    }
+}
+
+/// A part of the memory that an I/O names.
+fn bytes(memory: &mut BTreeMap<u32, Vec<u8>>, data: Data, len: usize) -> &mut [u8] {
+    let memory = memory
+        .get_mut(&data.buffer)
+        .expect("an I/O names memory that its guest has not got back");
+    let start = usize::try_from(data.start).expect("32 bits");
+    &mut memory[start..start + len]
 }

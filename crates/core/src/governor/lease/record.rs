@@ -7,8 +7,8 @@
 //! - `decode` returns a result for any bytes of any length, and never panics
 //! - no value of a record makes a disk unreachable for ever, whatever was written
 
-use super::super::block::{BLOCK, Reader, Unreadable, Writer};
 use super::super::name::Name;
+use crate::block::{BLOCK, Reader, Unreadable, Writer};
 use crate::units::Span;
 
 const MAGIC: [u8; 8] = *b"TIDELEAS";

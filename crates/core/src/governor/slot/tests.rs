@@ -1,7 +1,7 @@
 //! Slots that are valid, damaged, torn or foreign.
 
-use super::super::block::seal;
 use super::*;
+use crate::block::seal;
 use proptest::prelude::*;
 
 fn entry() -> impl Strategy<Value = Entry> {

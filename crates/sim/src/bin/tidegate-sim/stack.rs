@@ -5,13 +5,16 @@
 
 use std::time::{Duration, Instant};
 use tidegate_core::filter::FilterSpec;
-use tidegate_sim::crash::explore::{Failure, explore, requests};
+use tidegate_sim::crash::explore::{Depth, Failure, explore, requests};
 use tidegate_sim::crash::seeds;
 use tidegate_sim::crash::store::Defects;
-use tidegate_sim::crash::world::Setup;
+use tidegate_sim::crash::world::{Setup, Shape};
 
-/// Requests of an enumerated workload, at most.
-const LONGEST: usize = 3;
+const DEPTH: Depth = Depth {
+    longest: 3,
+    faults: true,
+    runs: 20_000,
+};
 /// Steps of a random run.
 const STEPS: u32 = 2_000;
 
@@ -33,26 +36,39 @@ pub(crate) fn run(options: &Options) -> bool {
     }
 }
 
-fn setup(sectors: u64) -> Setup {
+/// The disks that are tried, by name, and where their first chunk ends.
+const SHAPES: [(&str, Shape, u64); 6] = [
+    ("plain", Shape::Plain, 1),
+    ("stripe of 2", Shape::Stripe { targets: 2 }, 8),
+    ("stripe of 3", Shape::Stripe { targets: 3 }, 8),
+    ("stripe of 4", Shape::Stripe { targets: 4 }, 8),
+    ("mirror of 2", Shape::Mirror { members: 2 }, 1),
+    ("mirror of 3", Shape::Mirror { members: 3 }, 1),
+];
+/// Sectors of a disk.
+const SECTORS: u64 = 40;
+
+fn setup(shape: Shape) -> Setup {
     Setup {
-        sectors,
+        shape,
+        sectors: SECTORS,
         filters: vec![FilterSpec::Stats],
         defects: Defects::default(),
     }
 }
 
 fn enumerate() -> bool {
-    let began = Instant::now();
-    let found = explore(&setup(4), LONGEST, &requests());
-    let seconds = began.elapsed().as_secs_f64();
-    println!(
-        "plain: {} workloads of up to {LONGEST} requests, {} runs, {seconds:.1} s",
-        found.workloads, found.runs
-    );
-    match found.failure {
-        Some(failure) => breach("cargo xtask sim --stack", &failure),
-        None => true,
-    }
+    SHAPES.iter().all(|(name, shape, edge)| {
+        let began = Instant::now();
+        let found = explore(&setup(*shape), &requests(edge - 1), DEPTH);
+        let seconds = began.elapsed().as_secs_f64();
+        println!(
+            "{name}: {} workloads of up to {} requests ({} sampled), {} runs, {seconds:.1} s",
+            found.workloads, DEPTH.longest, found.sampled, found.runs
+        );
+        let failure = found.failure.as_ref();
+        failure.is_none_or(|failure| breach("cargo xtask sim --stack", failure))
+    })
 }
 
 fn random(options: &Options, first: u64) -> bool {
@@ -68,16 +84,19 @@ fn random(options: &Options, first: u64) -> bool {
         if options.swarm.is_some_and(|most| began.elapsed() > most) {
             break;
         }
-        match seeds::run(&setup(24), seed, STEPS) {
-            Ok(completed) => (runs, ios) = (runs + 1, ios + completed),
-            Err(failure) => {
-                let command = format!("cargo xtask sim --stack --seed {seed}");
-                return breach(&command, &failure);
+        for (name, shape, _) in SHAPES {
+            match seeds::run(&setup(shape), seed, STEPS) {
+                Ok(completed) => (runs, ios) = (runs + 1, ios + completed),
+                Err(failure) => {
+                    println!("{name}:");
+                    let command = format!("cargo xtask sim --stack --seed {seed}");
+                    return breach(&command, &failure);
+                }
             }
         }
     }
     let seconds = began.elapsed().as_secs_f64();
-    println!("plain: {runs} seeds, {ios} I/Os, {seconds:.1} s");
+    println!("{runs} runs, {ios} I/Os, {seconds:.1} s");
     true
 }
 

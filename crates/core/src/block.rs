@@ -38,14 +38,14 @@ pub enum Unreadable {
 }
 
 /// Writes one field after another.
-pub(super) struct Writer {
+pub(crate) struct Writer {
     bytes: [u8; BLOCK],
     at: usize,
 }
 
 impl Writer {
     /// An empty block of this kind.
-    pub(super) fn new(magic: [u8; 8], version: u16) -> Writer {
+    pub(crate) fn new(magic: [u8; 8], version: u16) -> Writer {
         let mut out = Writer {
             bytes: [0; BLOCK],
             at: 0,
@@ -55,32 +55,32 @@ impl Writer {
         out
     }
 
-    pub(super) fn put(&mut self, field: &[u8]) {
+    pub(crate) fn put(&mut self, field: &[u8]) {
         self.bytes[self.at..self.at + field.len()].copy_from_slice(field);
         self.at += field.len();
     }
 
     /// Moves to this offset.
-    pub(super) fn go_to(&mut self, at: usize) {
+    pub(crate) fn go_to(&mut self, at: usize) {
         self.at = at;
     }
 
     /// The finished block, with its checksum.
-    pub(super) fn finish(mut self) -> [u8; BLOCK] {
+    pub(crate) fn finish(mut self) -> [u8; BLOCK] {
         seal(&mut self.bytes);
         self.bytes
     }
 }
 
 /// Reads one field after another from a block of full length.
-pub(super) struct Reader<'a> {
+pub(crate) struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
 impl Reader<'_> {
     /// Checks the start and the end of a block. The reader is then positioned after the version.
-    pub(super) fn open(
+    pub(crate) fn open(
         bytes: &[u8],
         magic: [u8; 8],
         version: u16,
@@ -106,11 +106,11 @@ impl Reader<'_> {
     }
 
     /// A reader at this offset that ignores the checksum; `None` if the block is of another kind.
-    pub(super) fn peek(bytes: &[u8], magic: [u8; 8], at: usize) -> Option<Reader<'_>> {
+    pub(crate) fn peek(bytes: &[u8], magic: [u8; 8], at: usize) -> Option<Reader<'_>> {
         (bytes.len() == BLOCK && bytes[..8] == magic).then_some(Reader { bytes, at })
     }
 
-    pub(super) fn take<const N: usize>(&mut self) -> [u8; N] {
+    pub(crate) fn take<const N: usize>(&mut self) -> [u8; N] {
         let mut field = [0; N];
         field.copy_from_slice(&self.bytes[self.at..self.at + N]);
         self.at += N;
@@ -118,13 +118,13 @@ impl Reader<'_> {
     }
 
     /// Moves to this offset.
-    pub(super) fn go_to(&mut self, at: usize) {
+    pub(crate) fn go_to(&mut self, at: usize) {
         self.at = at;
     }
 }
 
 /// Writes the checksum at the end.
-pub(super) fn seal(bytes: &mut [u8; BLOCK]) {
+pub(crate) fn seal(bytes: &mut [u8; BLOCK]) {
     let sum = crc32c(&bytes[..CRC_AT]);
     bytes[CRC_AT..].copy_from_slice(&sum.to_le_bytes());
 }
