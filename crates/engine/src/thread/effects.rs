@@ -62,6 +62,9 @@ impl IoThread {
             } => self.side_write(disk, filter, buffer),
             Effect::Rearranged { disk } => self.filters_changed(disk),
             Effect::Detached { disk, spent } => self.detached(disk, spent),
+            Effect::ReadBlock { .. } | Effect::WriteBlock { .. } | Effect::Opened { .. } => {
+                unreachable!("the engine attaches disks without a layout")
+            }
             Effect::Wake { control, thread } => self.wake_peer(control, thread),
         }
     }
