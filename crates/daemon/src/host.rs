@@ -17,6 +17,7 @@ use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::filter::FilterReport;
 use tidegate_core::filter::stats::StatsReport;
 use tidegate_core::iocontrol::{GroupId, GroupPolicy, Policy};
+use tidegate_core::layout::LayoutSpec;
 use tidegate_core::request::DiskId;
 use tidegate_core::units::{Span, Time};
 use tidegate_engine::datastore::condition::Harm;
@@ -162,6 +163,7 @@ impl Host {
             queues: plan.queues,
             seg_max: plan.seg_max,
             filters: plan.filters.clone(),
+            layout: LayoutSpec::Plain,
             control,
         };
         let opened_size = opened.size();

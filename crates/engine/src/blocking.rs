@@ -3,11 +3,11 @@
 //! An image or an I/O thread passes a [`Task`] of its own type. The worker runs it and returns it. A stuck datastore
 //! delays other tasks of the same I/O thread, but never its I/O.
 
+use crate::tag::ImageId;
 use std::any::Any;
 use std::io;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use tidegate_core::request::DiskId;
 
 /// A call that may block, with room for its result.
 pub(crate) trait Task: Any + Send {
@@ -21,10 +21,10 @@ pub(crate) trait Task: Any + Send {
 /// A task that has run; its owner knows the type.
 pub(crate) type Done = Box<dyn Any + Send>;
 
-/// Receives tasks that have run, with the disk that they belong to.
-type ReturnTask = Arc<dyn Fn(DiskId, Done) + Send + Sync>;
+/// Receives tasks that have run, with the image that they belong to.
+type ReturnTask = Arc<dyn Fn(ImageId, Done) + Send + Sync>;
 
-type Job = (DiskId, Box<dyn Task>);
+type Job = (ImageId, Box<dyn Task>);
 
 /// The queue of an I/O thread's tasks.
 pub(crate) struct BlockingWorker {
@@ -39,7 +39,7 @@ impl BlockingWorker {
     /// thread that ran it.
     pub(crate) fn start(
         name: &str,
-        return_task: impl Fn(DiskId, Done) + Send + Sync + 'static,
+        return_task: impl Fn(ImageId, Done) + Send + Sync + 'static,
     ) -> io::Result<BlockingWorker> {
         let return_task: ReturnTask = Arc::new(return_task);
         let (queue, jobs) = channel::<Job>();
@@ -47,9 +47,9 @@ impl BlockingWorker {
         std::thread::Builder::new()
             .name(format!("{name}-blocking"))
             .spawn(move || {
-                for (disk, mut task) in jobs {
+                for (image, mut task) in jobs {
                     task.run();
-                    back(disk, task);
+                    back(image, task);
                 }
             })?;
         Ok(BlockingWorker {
@@ -59,15 +59,15 @@ impl BlockingWorker {
         })
     }
 
-    /// Runs a task of this disk after those sent before.
-    pub(crate) fn send(&self, disk: DiskId, task: Box<dyn Task>) {
+    /// Runs a task of this image after those sent before.
+    pub(crate) fn send(&self, image: ImageId, task: Box<dyn Task>) {
         self.queue
-            .send((disk, task))
+            .send((image, task))
             .expect("the worker's thread lives as long as its sender");
     }
 
-    /// Runs a task of this disk on a thread of its own: a task of seconds must not delay the others.
-    pub(crate) fn send_alone(&self, disk: DiskId, task: Box<dyn Task>) {
+    /// Runs a task of this image on a thread of its own: a task of seconds must not delay the others.
+    pub(crate) fn send_alone(&self, image: ImageId, task: Box<dyn Task>) {
         let task = Arc::new(Mutex::new(Some(task)));
         let (own, return_task) = (Arc::clone(&task), Arc::clone(&self.return_task));
         let started = std::thread::Builder::new()
@@ -75,14 +75,14 @@ impl BlockingWorker {
             .spawn(move || {
                 if let Some(mut task) = take(&own) {
                     task.run();
-                    return_task(disk, task);
+                    return_task(image, task);
                 }
             });
         if let Err(error) = started
             && let Some(mut task) = take(&task)
         {
             task.fail(error);
-            (self.return_task)(disk, task);
+            (self.return_task)(image, task);
         }
     }
 }

@@ -15,10 +15,12 @@ use crate::lease::Lease;
 use crate::lease::fence::Fence;
 use crate::sys::buffers::Buffers;
 use crate::sys::ring::{Completion, Ring, Tag};
+use crate::tag::ImageId;
 use std::sync::Arc;
 use tidegate_core::request::{Data, DiskId, Fault, Flags, IoId, Op, Outcome};
 use tidegate_core::units::Time;
 
+pub(crate) mod away;
 pub mod condition;
 pub mod dir;
 pub mod emulated;
@@ -61,7 +63,7 @@ pub(crate) trait Image {
     /// An operation of this image has completed on the ring.
     fn completed(&mut self, _cx: &mut ImageCx<'_>, _completion: Completion) {}
 
-    /// A task of this image has run in the blocking worker. It may belong to an earlier image with this disk's number.
+    /// A task of this image has run in the blocking worker. It may belong to an earlier image with the same number.
     fn blocking_done(&mut self, _cx: &mut ImageCx<'_>, _task: Done) {}
 
     /// Whether [`Image::deadline`] ever returns a time. Most images have none and are not asked.
@@ -77,14 +79,17 @@ pub(crate) trait Image {
     /// Its deadline has passed.
     fn tick(&mut self, _cx: &mut ImageCx<'_>) {}
 
-    /// The disk's size has changed to this many bytes.
+    /// The size has changed to this many bytes.
     fn resized(&mut self, _size: u64) {}
 
     /// Gives the image its lease's fence. New jobs pass the fence before they arrive here. The image checks it before
     /// it continues a job.
     fn fence(&mut self, _fence: &Arc<Fence>) {}
 
-    /// Starts to close; true once nothing of it is on the ring (called again after each completion).
+    /// Whether every job that was started has ended.
+    fn is_idle(&self) -> bool;
+
+    /// Starts to close, once it is idle; true once nothing of it is on the ring (called again after each completion).
     fn close(&mut self, _cx: &mut ImageCx<'_>) -> bool {
         true
     }
@@ -93,7 +98,7 @@ pub(crate) trait Image {
 /// The part of its I/O thread that an image uses.
 pub(crate) struct ImageCx<'a> {
     pub(crate) now: Time,
-    pub(crate) disk: DiskId,
+    pub(crate) image: ImageId,
     pub(crate) ring: &'a mut Ring,
     pub(crate) buffers: &'a mut Buffers,
     pub(crate) finished: &'a mut Vec<(DiskId, IoId, Outcome)>,
@@ -101,16 +106,21 @@ pub(crate) struct ImageCx<'a> {
 }
 
 impl ImageCx<'_> {
+    /// The disk whose image this is.
+    pub(crate) fn disk(&self) -> DiskId {
+        self.image.disk()
+    }
+
     /// Ends a pending job.
     pub(crate) fn finish(&mut self, io: IoId, outcome: Outcome) {
-        self.finished.push((self.disk, io, outcome));
+        self.finished.push((self.disk(), io, outcome));
     }
 
     /// The tag for an operation of this image; its completion arrives in [`Image::completed`].
     pub(crate) fn tag(&self, slot: u32) -> Tag {
         Tag {
             kind: crate::tag::IMAGE,
-            owner: self.disk.0,
+            owner: self.image.owner(),
             slot,
         }
     }
@@ -141,7 +151,7 @@ pub struct OpenedImage {
 }
 
 impl OpenedImage {
-    fn new(image: Box<dyn Image + Send>, info: ImageInfo) -> OpenedImage {
+    pub(crate) fn new(image: Box<dyn Image + Send>, info: ImageInfo) -> OpenedImage {
         OpenedImage {
             image,
             info,
@@ -203,7 +213,7 @@ mod tests {
         };
         let mut cx = ImageCx {
             now: Time::ZERO,
-            disk: DiskId(0),
+            image: ImageId::first(DiskId(0)),
             ring: &mut ring,
             buffers: &mut buffers,
             finished: &mut Vec::new(),

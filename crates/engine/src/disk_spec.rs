@@ -2,6 +2,7 @@
 
 use crate::control::UnderControl;
 use tidegate_core::filter::FilterSpec;
+use tidegate_core::layout::LayoutSpec;
 
 /// A disk as its front ends show it.
 #[derive(Clone, Debug)]
@@ -26,6 +27,8 @@ pub struct DiskSpec {
     pub seg_max: u16,
     /// Its filters, top first.
     pub filters: Vec<FilterSpec>,
+    /// How its bytes lie on its images.
+    pub layout: LayoutSpec,
     /// The control of its datastore, and its policy there; without one its I/O is never scheduled.
     pub control: Option<UnderControl>,
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use tidegate_core::layout::Refusal;
 
 /// The kind of an error, for callers that must act on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +33,7 @@ pub struct Error {
     kind: Kind,
     what: String,
     source: Option<io::Error>,
+    refusal: Option<Refusal>,
 }
 
 /// The result type of most of the engine.
@@ -44,6 +46,7 @@ impl Error {
             kind,
             what: what.into(),
             source: None,
+            refusal: None,
         }
     }
 
@@ -53,6 +56,7 @@ impl Error {
             kind,
             what: what.into(),
             source: Some(source),
+            refusal: None,
         }
     }
 
@@ -69,6 +73,19 @@ impl Error {
             _ => Kind::Io,
         };
         Error::caused(kind, what, source)
+    }
+
+    /// A disk's layout refuses to open.
+    pub(crate) fn refused(kind: Kind, what: impl Into<String>, refusal: Refusal) -> Error {
+        Error {
+            refusal: Some(refusal),
+            ..Error::new(kind, what)
+        }
+    }
+
+    /// Why a disk's layout refuses to open, for a caller that knows its members by name.
+    pub fn refusal(&self) -> Option<Refusal> {
+        self.refusal
     }
 
     /// The kind of the error.

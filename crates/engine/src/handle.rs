@@ -13,9 +13,12 @@ use crate::datastore::condition::Condition;
 use crate::disk_spec::DiskSpec;
 use crate::error::{Error, Kind, Result};
 use crate::sys::os;
+use crate::tag;
 use crate::thread::commands::{Attach, Command, Inbox, Query, ThreadPulse, ThreadReport};
 use crate::thread::{IoThread, ThreadConfig};
 use crate::vhost::VhostDevice;
+use members::Attaching;
+pub use members::OldImage;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -33,10 +36,11 @@ use tidegate_core::stack::Stack;
 use tidegate_core::units::Span;
 
 mod disk;
+mod members;
 mod side_file;
 
 /// Maximum number of disks: their numbers must fit a tag.
-const MOST_DISKS: usize = 1 << 20;
+const MOST_DISKS: usize = 1 << tag::DISK_BITS;
 /// Maximum number of groups: far more than a host needs, at 100 bytes each.
 const MOST_GROUPS: usize = 4096;
 
@@ -98,7 +102,8 @@ pub(crate) struct DiskCore {
     pub(crate) device: Arc<VhostDevice>,
     /// The I/O thread that serves it.
     thread: usize,
-    condition: Arc<Condition>,
+    /// Of the images of its targets, in order.
+    conditions: Mutex<Vec<Arc<Condition>>>,
     controlled: bool,
     filters: Mutex<Filters>,
     numbers: Arc<Mutex<Vec<bool>>>,
@@ -167,12 +172,21 @@ impl Engine {
         })
     }
 
-    /// Attaches a disk to the I/O thread with the fewest.
+    /// Attaches a disk of one image to the I/O thread with the fewest disks.
     ///
     /// # Errors
     /// If the disk's settings do not fit its image, or a filter's file cannot be opened.
-    pub fn attach(&self, mut spec: DiskSpec, mut opened: OpenedImage) -> Result<Disk> {
-        check(&spec, &opened)?;
+    pub fn attach(&self, spec: DiskSpec, mut opened: OpenedImage) -> Result<Disk> {
+        check_image(&spec, &opened)?;
+        if spec.size != opened.info.size {
+            opened.image.resized(spec.size);
+        }
+        self.begin_attach(spec, vec![opened])?.finish(None)
+    }
+
+    /// Sends a disk to the I/O thread with the fewest.
+    fn begin_attach(&self, mut spec: DiskSpec, images: Vec<OpenedImage>) -> Result<Attaching> {
+        check(&spec)?;
         let control = spec.control.take().map(Box::new);
         if let Some(under) = &control
             && !under.control.belongs_to(&self.accounts)
@@ -190,9 +204,6 @@ impl Engine {
             .map(|filter| with_disk_identity(filter, &spec));
         let specs: Vec<(FilterKey, FilterSpec)> = keys.zip(known).collect();
         let sides = side_file::open_all(&specs)?;
-        if spec.size != opened.info.size {
-            opened.image.resized(spec.size);
-        }
         let id = self.number()?;
         let (at, thread) = self
             .threads
@@ -208,10 +219,12 @@ impl Engine {
                 .collect(),
         );
         let (size, read_only) = (spec.size, spec.read_only);
+        let layout = members::parts(&spec, images.len());
+        let conditions = images.iter().map(|opened| Arc::clone(&opened.condition));
         let core = Arc::new(DiskCore {
+            conditions: Mutex::new(conditions.collect()),
             device: Arc::new(VhostDevice::new(id, spec, Arc::clone(&thread.inbox))),
             thread: at,
-            condition: Arc::clone(&opened.condition),
             controlled: control.is_some(),
             filters: Mutex::new(Filters {
                 next_key: u32::try_from(specs.len()).unwrap_or(u32::MAX),
@@ -220,21 +233,26 @@ impl Engine {
             numbers: Arc::clone(&self.disks),
             load: Arc::clone(&thread.load),
         });
-        let (reply, answer) = channel();
+        let (opened, answer) = channel();
         let attach = Attach {
             disk: id,
             size,
             read_only,
             stack,
             sides,
-            image: opened.image,
-            lease: opened.lease,
+            images,
+            layout,
             control,
-            reply,
+            opened,
         };
-        core.order(Command::Attach(Box::new(attach)))?;
-        wait(&answer, None)?;
-        Ok(Disk { core })
+        if let Err(error) = core.order(Command::Attach(Box::new(attach))) {
+            core.give_back()();
+            return Err(error);
+        }
+        Ok(Attaching {
+            disk: Disk { core },
+            answer,
+        })
     }
 
     /// Starts to control a datastore: its disks are then attached with the returned handle.
@@ -373,8 +391,15 @@ fn answer<T>(answer: &Receiver<T>) -> Result<T> {
         .map_err(|_| Error::new(Kind::Gone, "an I/O thread has ended"))
 }
 
-/// Rejects an invalid combination before anything is attached.
-fn check(spec: &DiskSpec, opened: &OpenedImage) -> Result<()> {
+/// Rejects an image that does not fit its disk, or belongs to a disk of several.
+fn check_image(spec: &DiskSpec, opened: &OpenedImage) -> Result<()> {
+    if !spec.layout.is_plain() {
+        let text = format!(
+            "disk {} is not one image: attach all its members",
+            spec.name
+        );
+        return Err(Error::new(Kind::Invalid, text));
+    }
     if spec.size > opened.info.size {
         let text = format!(
             "disk {} is to have {} bytes, but its image has only {}: was the image cut?",
@@ -382,6 +407,11 @@ fn check(spec: &DiskSpec, opened: &OpenedImage) -> Result<()> {
         );
         return Err(Error::new(Kind::Invalid, text));
     }
+    Ok(())
+}
+
+/// Rejects an invalid combination before anything is attached.
+fn check(spec: &DiskSpec) -> Result<()> {
     if !matches!(spec.block_size, 512 | 4096) {
         let text = format!(
             "block size {}: only 512 and 4096 bytes exist",

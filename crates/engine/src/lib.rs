@@ -32,7 +32,7 @@ pub use control::{Control, UnderControl};
 pub use device::ring::malformed::RingFault;
 pub use disk_spec::DiskSpec;
 pub use error::{Error, Kind, Result};
-pub use handle::{Answers, DeviceReport, Disk, Engine, Settings};
+pub use handle::{Answers, DeviceReport, Disk, Engine, OldImage, Settings};
 pub use lease::{Lease, Leases};
 pub use thread::commands::{DiskPulse, DiskReading, ThreadPulse, ThreadReport};
 pub use thread::refusals::RING_LOCKED;

@@ -24,12 +24,14 @@ use crate::device::nbd::Connection;
 use crate::device::ring::RingDevice;
 use crate::device::thread_cx::{IN_FLIGHT, ThreadCx};
 use crate::error::{Error, Result};
-use crate::lease::Lease;
 use crate::sys::os;
 use crate::sys::ring::{Completion, Ring, Tag};
-use crate::tag;
+use crate::tag::{self, ImageId};
+use blocks::Blocks;
 use commands::{Command, Detaching, Inbox, Query};
 use idle::{Idle, Wait};
+use images::{Images, Member};
+use layouts::Opened;
 use pending_interrupts::PendingInterrupts;
 use refusals::{no_ring, no_such_cpu};
 use std::collections::VecDeque;
@@ -45,10 +47,13 @@ use tidegate_core::shard::Event;
 use tidegate_core::units::{Span, Time};
 
 mod adaptive_poll;
+mod blocks;
 mod close;
 pub(crate) mod commands;
 mod effects;
 pub(crate) mod idle;
+mod images;
+pub(crate) mod layouts;
 mod pending_interrupts;
 pub(crate) mod refusals;
 mod side_write;
@@ -83,14 +88,16 @@ pub(crate) struct ThreadConfig {
 
 /// A disk on this thread.
 pub(crate) struct AttachedDisk {
-    image: Box<dyn Image + Send>,
+    images: Images,
+    /// Whether any of its images closes, or will: it is being detached, or an image was replaced.
+    closes: bool,
+    /// Told when the disk's layout has opened, or refuses to.
+    opening: Option<Opened>,
     sides: Vec<(FilterKey, Arc<OwnedFd>)>,
     detaching: Option<Detaching>,
     changing: Option<commands::Reply>,
     /// Its datastore's control, which lives as long as the disk is here, and the disk's key in it.
     control: Option<(Control, DiskKey)>,
-    /// Released after the image when the disk is detached.
-    lease: Option<Lease>,
 }
 
 /// The channel for a command's result.
@@ -111,8 +118,9 @@ pub(crate) struct IoThread {
     blocking: BlockingWorker,
     cx: ThreadCx,
     disks: Vec<Option<AttachedDisk>>,
-    /// Disks whose images have deadlines.
-    timed: Vec<DiskId>,
+    /// Images that have deadlines.
+    timed: Vec<ImageId>,
+    blocks: Blocks,
     queues: Vec<Option<RingDevice>>,
     /// Queues that are polled each turn.
     active: Vec<u32>,
@@ -189,7 +197,7 @@ impl IoThread {
     ) -> Result<IoThread> {
         let inbox = Arc::clone(&threads[number]);
         let own = Arc::clone(&inbox);
-        let return_task = move |disk, task| own.send_always(Command::BlockingDone(disk, task));
+        let return_task = move |image, task| own.send_always(Command::BlockingDone(image, task));
         if let Some(cpu) = config.cpu {
             os::pin_to(cpu).map_err(|_| no_such_cpu(cpu))?;
         }
@@ -213,6 +221,7 @@ impl IoThread {
             cx: ThreadCx::new(ring, now),
             disks: Vec::new(),
             timed: Vec::new(),
+            blocks: Blocks::default(),
             queues: Vec::new(),
             active: Vec::new(),
             pending_interrupts: PendingInterrupts::new(),
@@ -345,8 +354,9 @@ impl IoThread {
             }
             tag::KICK => self.kicked(owner, completion),
             tag::IMAGE => {
-                self.with_image(DiskId(owner), |image, cx| image.completed(cx, completion));
-                self.close_if_detaching(DiskId(owner));
+                let id = ImageId::from_owner(owner);
+                self.with_image(id, |image, cx| image.completed(cx, completion));
+                self.close_if_unused(id.disk());
             }
             tag::RECEIVE | tag::SEND | tag::HANG_UP => self.connection_event(owner, completion),
             _ => {}
@@ -396,11 +406,14 @@ impl IoThread {
             self.cx.handle(Event::Ticked);
             any = true;
         }
-        for at in 0..self.timed.len() {
-            let id = self.timed[at];
-            let due = |disk: &AttachedDisk| disk.image.deadline().is_some_and(|at| at <= now);
-            if self.disks[id.0 as usize].as_ref().is_some_and(due) {
+        let mut next = 0;
+        // Closing an image changes the list.
+        while let Some(&id) = self.timed.get(next) {
+            next += 1;
+            let due = |member: &mut Member| member.image.deadline().is_some_and(|at| at <= now);
+            if self.member(id).is_some_and(due) {
                 self.with_image(id, |image, cx| image.tick(cx));
+                self.close_if_unused(id.disk());
                 any = true;
             }
         }
@@ -410,41 +423,56 @@ impl IoThread {
     /// The earliest deadline of the shard and the images.
     fn next_deadline(&self) -> Option<Time> {
         let shard = self.cx.shard.deadline().map(|(at, _)| at);
-        let timed = self
-            .timed
-            .iter()
-            .filter_map(|id| self.disks[id.0 as usize].as_ref());
-        let images = timed.filter_map(|disk| disk.image.deadline());
+        let timed = self.timed.iter().filter_map(|id| {
+            let place = self.attached_disk(id.disk())?;
+            place.images.all().find(|member| member.id == *id)
+        });
+        let images = timed.filter_map(|member| member.image.deadline());
         shard.into_iter().chain(images).min()
     }
 
-    /// Runs `act` on a disk's image, then reports the completed I/Os to the shard, which processes them with the others
-    /// of the turn.
-    fn with_image(&mut self, id: DiskId, act: impl FnOnce(&mut dyn Image, &mut ImageCx<'_>)) {
-        let Some(place) = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut) else {
+    /// An open image, while its disk is attached.
+    fn member(&mut self, id: ImageId) -> Option<&mut Member> {
+        let place = self.disks.get_mut(id.disk().0 as usize)?.as_mut()?;
+        place.images.by_id(id)
+    }
+
+    /// Runs `act` on an image, then reports the completed I/Os to the shard, which processes them with the others of the
+    /// turn.
+    fn with_image(&mut self, id: ImageId, act: impl FnOnce(&mut dyn Image, &mut ImageCx<'_>)) {
+        let place = self.disks.get_mut(id.disk().0 as usize);
+        let place = place.and_then(Option::as_mut);
+        let Some(member) = place.and_then(|place| place.images.by_id(id)) else {
             return;
         };
         let mut cx = ImageCx {
             now: self.cx.now,
-            disk: id,
+            image: id,
             ring: &mut self.cx.ring,
             buffers: &mut self.cx.buffers,
             finished: &mut self.finished,
             blocking: &self.blocking,
         };
-        act(&mut *place.image, &mut cx);
+        act(&mut *member.image, &mut cx);
         self.report_finished();
     }
 
     fn report_finished(&mut self) {
         for (disk, io, outcome) in self.finished.drain(..) {
-            self.cx.shard.gather(
-                self.cx.now,
-                Event::Finished { disk, io, outcome },
-                &mut self.cx.effects,
-            );
+            report_end(&mut self.cx, &mut self.blocks, disk, io, outcome);
         }
     }
+}
+
+/// Reports the end of a job to the shard.
+#[inline]
+fn report_end(cx: &mut ThreadCx, blocks: &mut Blocks, disk: DiskId, io: IoId, outcome: Outcome) {
+    if blocks::is_block(io) {
+        let event = blocks.end(&mut cx.buffers, io, outcome);
+        return cx.handle(event);
+    }
+    let event = Event::Finished { disk, io, outcome };
+    cx.shard.gather(cx.now, event, &mut cx.effects);
 }
 
 /// A random rotation of the queues, so that none is always polled first. It is random because guests also submit at

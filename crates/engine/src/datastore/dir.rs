@@ -223,7 +223,7 @@ impl Image for Dir {
     }
 
     fn start(&mut self, cx: &mut ImageCx<'_>, job: Job) -> Progress {
-        if job.op.modifies() && !self.may_write(cx.disk, &job) {
+        if job.op.modifies() && !self.may_write(cx.disk(), &job) {
             return Progress::Done(Err(Fault::Io));
         }
         let mut method = Method::Punch;
@@ -269,7 +269,7 @@ impl Image for Dir {
             Step::FinalSync => {
                 if completion.result < 0 {
                     tracing::warn!(
-                        disk = cx.disk.0,
+                        disk = cx.disk().0,
                         errno = -completion.result,
                         "the last sync of an image failed"
                     );
@@ -282,7 +282,7 @@ impl Image for Dir {
         let step = self.pending(slot).step;
         match u64::try_from(completion.result) {
             _ if step == Step::Sync => self.synced(cx, slot, completion.result),
-            _ if !self.reach.is_whole() && self.is_spoilt(cx.disk, slot) => {
+            _ if !self.reach.is_whole() && self.is_spoilt(cx.disk(), slot) => {
                 self.end(cx, slot, Err(Fault::Io));
             }
             Ok(moved) => self.advanced(cx, slot, moved),
@@ -315,9 +315,9 @@ impl Image for Dir {
         };
         // A hole that a truncation made is not zeroes: a client would copy it as such.
         if query.ends_early {
-            self.notice_cut(cx.disk);
+            self.notice_cut(cx.disk());
         }
-        let spoilt = !self.reach.is_whole() && self.is_spoilt(cx.disk, query.slot);
+        let spoilt = !self.reach.is_whole() && self.is_spoilt(cx.disk(), query.slot);
         if query.ends_early || spoilt {
             return self.end(cx, query.slot, Err(Fault::Io));
         }
@@ -332,8 +332,12 @@ impl Image for Dir {
         self.end(cx, query.slot, query.outcome);
     }
 
+    fn is_idle(&self) -> bool {
+        self.free.len() == self.pending.len()
+    }
+
     fn close(&mut self, cx: &mut ImageCx<'_>) -> bool {
-        let quiet = self.free.len() == self.pending.len();
+        let quiet = self.is_idle();
         if quiet && !self.final_sync_begun {
             // Unflushed writes were never promised to be durable; an orderly close syncs them nevertheless.
             self.final_sync_begun = true;
@@ -524,11 +528,11 @@ impl Dir {
         }
         let mut outcome = Ok(());
         if result < 0 {
-            self.syncs.fail(cx.disk, -result);
+            self.syncs.fail(cx.disk(), -result);
             outcome = Err(fault(-result));
         }
         while let Some(job) = self.syncs.take_finished() {
-            let spoilt = !self.reach.is_whole() && self.is_spoilt(cx.disk, job);
+            let spoilt = !self.reach.is_whole() && self.is_spoilt(cx.disk(), job);
             self.end(cx, job, if spoilt { Err(Fault::Io) } else { outcome });
         }
         if let Some(slot_io) = self.syncs.next() {
@@ -562,7 +566,7 @@ impl Dir {
             Step::Allocate => pending.done += zero::allocated(&grain, pending),
             Step::Move | Step::WriteZeroes => match grain.done_whole(moved) {
                 0 => {
-                    self.notice_cut(cx.disk);
+                    self.notice_cut(cx.disk());
                     return self.end(cx, slot, Err(Fault::Io));
                 }
                 whole => pending.done += whole,
@@ -633,7 +637,7 @@ impl Dir {
             ends_early: false,
             outcome: Ok(()),
         };
-        cx.blocking.send(cx.disk, Box::new(query));
+        cx.blocking.send(cx.image, Box::new(query));
     }
 
     /// Stores a job in a free slot.

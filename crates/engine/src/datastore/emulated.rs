@@ -187,6 +187,10 @@ impl Image for Emulated {
         Progress::Pending
     }
 
+    fn is_idle(&self) -> bool {
+        self.free.len() == self.jobs.len() && self.moving.is_none()
+    }
+
     fn deadline(&self) -> Option<Time> {
         if self.moving.is_some() {
             return Some(Time::ZERO);

@@ -140,6 +140,10 @@ impl Image for Fenced {
         }
     }
 
+    fn is_idle(&self) -> bool {
+        self.deferred.is_empty() && self.image.is_idle()
+    }
+
     fn resized(&mut self, size: u64) {
         self.image.resized(size);
     }
@@ -163,6 +167,10 @@ mod tests {
     impl Image for Waiting {
         fn start(&mut self, _cx: &mut ImageCx<'_>, _job: Job) -> Progress {
             Progress::Pending
+        }
+
+        fn is_idle(&self) -> bool {
+            true
         }
 
         fn blocking_done(&mut self, _cx: &mut ImageCx<'_>, _task: Done) {

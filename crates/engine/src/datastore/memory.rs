@@ -57,6 +57,10 @@ impl Image for InMemory {
         false
     }
 
+    fn is_idle(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
     fn start(&mut self, cx: &mut ImageCx<'_>, job: Job) -> Progress {
         if !job.is_within(self.size) {
             return Progress::Done(Err(Fault::Invalid));
@@ -91,7 +95,7 @@ impl Image for InMemory {
 fn continue_next_turn(cx: &mut ImageCx<'_>) {
     let nothing = Tag {
         kind: tag::NOTHING,
-        owner: cx.disk.0,
+        owner: cx.image.owner(),
         slot: u32::MAX,
     };
     let back = cx.tag(0);

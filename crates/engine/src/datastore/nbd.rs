@@ -291,12 +291,16 @@ impl Image for Upstream {
                 target: Arc::clone(&self.target),
                 result: None,
             };
-            cx.blocking.send_alone(cx.disk, Box::new(connect));
+            cx.blocking.send_alone(cx.image, Box::new(connect));
         }
     }
 
     fn fence(&mut self, fence: &Arc<Fence>) {
         self.fence = Some(Arc::clone(fence));
+    }
+
+    fn is_idle(&self) -> bool {
+        self.work.is_empty()
     }
 
     fn close(&mut self, cx: &mut ImageCx<'_>) -> bool {

@@ -23,6 +23,10 @@ impl Image for Null {
         false
     }
 
+    fn is_idle(&self) -> bool {
+        true
+    }
+
     fn start(&mut self, cx: &mut ImageCx<'_>, job: Job) -> Progress {
         match job.op {
             Op::Read if cx.buffers.is_pool(job.data.buffer) => {

@@ -38,7 +38,17 @@ impl DiskCore {
         })
     }
 
-    fn change(&self, what: What, patience: Option<Duration>) -> Result<()> {
+    /// Frees its number and its part of its thread, when called: nothing of it is on the thread any more.
+    pub(super) fn give_back(&self) -> impl FnOnce() + Send + use<> {
+        let (load, numbers) = (Arc::clone(&self.load), Arc::clone(&self.numbers));
+        let id = self.device.id;
+        move || {
+            load.fetch_sub(1, Ordering::Relaxed);
+            guard(&numbers)[id.0 as usize] = false;
+        }
+    }
+
+    pub(super) fn change(&self, what: What, patience: Option<Duration>) -> Result<()> {
         let (reply, answer) = channel();
         self.order(Command::Change(Box::new(Change {
             disk: self.device.id,
@@ -117,12 +127,13 @@ impl Disk {
         changed
     }
 
-    /// Sets its size in bytes; its image must be as large already. Guests are notified.
+    /// Sets its size in bytes; its images must be large enough already. Guests are notified.
     ///
     /// # Errors
-    /// If its I/O thread is gone.
+    /// If its I/O thread is gone, or its layout cannot have this size.
     pub fn resize(&self, size: u64) -> Result<()> {
-        self.core.change(What::Size(size), None)?;
+        let image = self.core.image_size(size)?;
+        self.core.change(What::Size { disk: size, image }, None)?;
         self.core.device.set_size(size);
         for error in self.core.device.front_ends.config_changed() {
             tracing::warn!(disk = %self.core.device.spec.name, %error, "the front end could not be notified of the new size");
@@ -165,9 +176,14 @@ impl Disk {
         answer(&pending)?.ok_or_else(|| Error::new(Kind::Gone, "the disk is not attached any more"))
     }
 
-    /// The worst damage to its image since it was opened, if any.
+    /// The worst damage to its images since they were opened, if any. A layout with redundancy does without a damaged
+    /// member, so that of its least damaged image counts.
     pub fn harm(&self) -> Option<Harm> {
-        self.core.condition.harm()
+        let harms = self.member_harms().into_iter();
+        match self.core.device.spec.layout.is_redundant() {
+            true => harms.min().flatten(),
+            false => harms.max().flatten(),
+        }
     }
 
     /// Counters of its vhost-user device.
@@ -256,21 +272,13 @@ impl Disk {
         wait(&self.begin_detach(), None)
     }
 
-    fn begin_detach(&self) -> Receiver<Result<()>> {
+    pub(super) fn begin_detach(&self) -> Receiver<Result<()>> {
         self.core.device.front_ends.close();
-        let (load, numbers, id) = (
-            Arc::clone(&self.core.load),
-            Arc::clone(&self.core.numbers),
-            self.core.device.id,
-        );
-        let on_detached = Box::new(move || {
-            load.fetch_sub(1, Ordering::Relaxed);
-            guard(&numbers)[id.0 as usize] = false;
-        });
+        let on_detached = Box::new(self.core.give_back());
         let what = What::Detach { on_detached };
         let (reply, answer) = channel();
         let change = Change {
-            disk: id,
+            disk: self.core.device.id,
             what,
             reply,
         };

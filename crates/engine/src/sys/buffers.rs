@@ -8,12 +8,15 @@
 //! - a slot is released only when the kernel uses none of its memory (`in_kernel == 0`, asserted)
 //! - in steady state nothing is allocated: lists and pool blocks are reused
 //! - the slot of zeroes ([`Buffers::zeroes`]) is never written
+//! - the list of a part that the kernel uses is not changed until the kernel has returned it, however many parts of one
+//!   slot are with the kernel together
 //! - a free slot's lists have room for at most [`SHORT_LIST`] segments; some longer lists are cached for reuse
 //!
 //! # Units
 //! Positions and lengths are bytes inside the slot.
 
 use super::guest::{Mapping, Mmap, Segment, gather};
+use std::num::NonZeroU32;
 use std::rc::Rc;
 use tidegate_core::request::Data;
 
@@ -43,6 +46,8 @@ pub(crate) struct Buffers {
     /// Unused long lists, empty.
     long: Vec<Vec<Segment>>,
     pool: Pool,
+    /// Lists for parts of slots, besides each slot's own.
+    parts: PartLists,
     /// The slot of zeroes, after its first use.
     zeroes: Option<u32>,
 }
@@ -55,6 +60,8 @@ struct Slot {
     /// The list that the kernel reads for a part of the slot; unchanged until that operation's end.
     part: Vec<Segment>,
     in_kernel: u32,
+    /// The first of the lists for further parts that are in the kernel together.
+    further_parts: Option<PartList>,
 }
 
 /// What keeps a slot's segments valid.
@@ -74,6 +81,7 @@ impl Buffers {
             free: Vec::new(),
             long: Vec::new(),
             pool: Pool::default(),
+            parts: PartLists::default(),
             zeroes: None,
         }
     }
@@ -250,10 +258,12 @@ impl Buffers {
 
     /// Lends the scatter list of `len` bytes from `data` to the kernel: valid until [`Buffers::returned`].
     ///
+    /// Any number of parts of a slot may be lent together. The first has the slot's own list, each further one a list of
+    /// its own, which returns to the pool of lists when the kernel uses none of the slot. If the slot is in one piece, the
+    /// kernel gets the piece, not a list.
+    ///
     /// # Panics
-    /// If the range is not inside the slot, or a part of this slot is lent already and has several pieces: only one
-    /// list at a time. Any number of parts of a slot in one piece may be lent, because the kernel gets the piece, not a
-    /// list.
+    /// If the range is not inside the slot.
     pub(super) fn lend(&mut self, data: Data, len: usize) -> &[Segment] {
         let slot = &mut self.slots[data.buffer as usize];
         let start = data.start as usize;
@@ -265,15 +275,15 @@ impl Buffers {
         if start == 0 && len == slot.len {
             return &slot.segments;
         }
-        assert!(
-            slot.in_kernel == 1 || slot.segments.len() == 1,
-            "one part of a buffer in pieces is with the kernel at a time"
-        );
-        slot.part.clear();
+        let part = match slot.in_kernel == 1 || slot.segments.len() == 1 {
+            true => &mut slot.part,
+            false => self.parts.take(&mut slot.further_parts),
+        };
+        part.clear();
         for piece in pieces(&slot.segments, start, len) {
-            slot.part.push(piece);
+            part.push(piece);
         }
-        &slot.part
+        part
     }
 
     /// The kernel has completed one operation on the slot.
@@ -286,6 +296,9 @@ impl Buffers {
             .in_kernel
             .checked_sub(1)
             .expect("the kernel returns only what it was lent");
+        if slot.in_kernel == 0 && slot.further_parts.is_some() {
+            self.parts.put(&mut slot.further_parts);
+        }
     }
 
     /// Copies `bytes` into the slot from `data` on; as much as fits.
@@ -425,6 +438,61 @@ fn one_piece(segments: &[Segment], start: usize, len: usize) -> Segment {
     piece
 }
 
+/// The index of a list in [`PartLists`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct PartList(NonZeroU32);
+
+/// Lists for parts of slots that are in the kernel together. The lists of one slot are a chain, and so are the free ones.
+#[derive(Default)]
+struct PartLists {
+    /// Each list, and the next one of its chain. An index is one more than the place here.
+    lists: Vec<(Vec<Segment>, Option<PartList>)>,
+    free: Option<PartList>,
+    /// How many are free.
+    free_count: usize,
+}
+
+impl PartLists {
+    /// Adds a list to the chain of a slot.
+    #[cold]
+    fn take(&mut self, chain: &mut Option<PartList>) -> &mut Vec<Segment> {
+        let list = match self.free {
+            Some(list) => {
+                self.free_count -= 1;
+                list
+            }
+            None => {
+                self.lists.push((Vec::with_capacity(SHORT_LIST), None));
+                let count = u32::try_from(self.lists.len())
+                    .ok()
+                    .and_then(NonZeroU32::new);
+                PartList(count.expect("fewer than 2^32 operations are in flight"))
+            }
+        };
+        let entry = &mut self.lists[list.0.get() as usize - 1];
+        self.free = std::mem::replace(&mut entry.1, chain.replace(list));
+        &mut entry.0
+    }
+
+    /// Frees the chain of a slot.
+    #[cold]
+    fn put(&mut self, chain: &mut Option<PartList>) {
+        while let Some(list) = *chain {
+            let entry = &mut self.lists[list.0.get() as usize - 1];
+            let most = match self.free_count < LONG_LISTS {
+                true => LONGEST_CACHED,
+                false => SHORT_LIST,
+            };
+            if entry.0.capacity() > most {
+                entry.0.clear();
+                entry.0.shrink_to(most);
+            }
+            *chain = std::mem::replace(&mut entry.1, self.free.replace(list));
+            self.free_count += 1;
+        }
+    }
+}
+
 /// Free pool blocks, by size.
 #[derive(Default)]
 struct Pool {
@@ -488,24 +556,88 @@ mod tests {
         buffers.release(slot);
     }
 
+    /// Cuts the pool memory of a slot into pieces that end at these positions.
+    fn cut(buffers: &mut Buffers, slot: u32, ends: impl IntoIterator<Item = usize>) {
+        let slot = &mut buffers.slots[slot as usize];
+        let whole = slot.segments[0];
+        let mut begin = 0;
+        let piece = |end| {
+            let piece = pieces(&[whole], begin, end - begin).next();
+            begin = end;
+            piece.expect("a piece")
+        };
+        slot.segments = ends.into_iter().chain([slot.len]).map(piece).collect();
+    }
+
+    #[test]
+    fn many_parts_of_a_buffer_in_pieces_are_lent_together() {
+        let mut buffers = Buffers::new();
+        let slot = buffers.claim_pool(64 << 10).expect("memory");
+        cut(&mut buffers, slot, (1..32).map(|n| n * 2048));
+        let base = buffers.segments(slot)[0].0.iov_base as usize;
+        let mut addresses = Vec::new();
+        for round in 0..3 {
+            let mut lent = Vec::new();
+            for part in 0..8 {
+                let list = buffers.lend(data(slot, part * 8192 + 512), 7000);
+                lent.push((part as usize, list.as_ptr(), list.len()));
+            }
+            for (part, list, len) in lent {
+                assert_eq!(len, 4);
+                // SAFETY: the list is lent, so it exists.
+                let list = unsafe { std::slice::from_raw_parts(list, len) };
+                assert_eq!(list[0].0.iov_base as usize, base + part * 8192 + 512);
+                assert_eq!(list.iter().map(Segment::len).sum::<usize>(), 7000);
+                let address = list.as_ptr();
+                assert!(
+                    round == 0 || addresses.contains(&address),
+                    "nothing is allocated"
+                );
+                addresses.push(address);
+            }
+            for left in (0..8).rev() {
+                buffers.returned(slot);
+                assert_eq!(buffers.parts.free_count, if left == 0 { 7 } else { 0 });
+            }
+        }
+        buffers.release(slot);
+    }
+
+    #[test]
+    fn long_lists_of_parts_are_freed_except_for_a_few_that_are_reused() {
+        let mut buffers = Buffers::new();
+        let slot = buffers.claim_pool(1 << 20).expect("memory");
+        cut(&mut buffers, slot, (1..1024).map(|n| n * 1024));
+        for _ in 0..3000 {
+            assert_eq!(buffers.lend(data(slot, 512), 1 << 19).len(), 513);
+        }
+        (0..3000).for_each(|_| buffers.returned(slot));
+        assert_eq!(buffers.parts.free_count, 2999);
+        let room = |entry: &(Vec<Segment>, _)| entry.0.capacity();
+        let long = buffers
+            .parts
+            .lists
+            .iter()
+            .filter(|list| room(list) > SHORT_LIST);
+        assert_eq!(long.count(), LONG_LISTS);
+        assert!(
+            buffers
+                .parts
+                .lists
+                .iter()
+                .all(|list| room(list) <= LONGEST_CACHED)
+        );
+        buffers.release(slot);
+    }
+
     #[test]
     fn bytes_are_transferred_between_slots_in_different_pieces() {
         let mut buffers = Buffers::new();
         let [from, to] = [(); 2].map(|()| buffers.claim_pool(8192).expect("memory"));
         let bytes: Vec<u8> = (0..=255).cycle().take(8192).collect();
         buffers.put(data(from, 0), &bytes);
-        for (slot, cuts) in [(from, [100, 700, 4000]), (to, [512, 600, 5000])] {
-            let whole = buffers.slots[slot as usize].segments[0];
-            let ends = cuts.into_iter().chain([8192]);
-            let mut begin = 0;
-            buffers.slots[slot as usize].segments = ends
-                .map(|end| {
-                    let piece = pieces(&[whole], begin, end - begin).next();
-                    begin = end;
-                    piece.expect("a piece")
-                })
-                .collect();
-        }
+        cut(&mut buffers, from, [100, 700, 4000]);
+        cut(&mut buffers, to, [512, 600, 5000]);
         buffers.transfer(data(from, 50), data(to, 20), 6000);
         let mut out = vec![0; 6000];
         buffers.get(data(to, 20), &mut out);

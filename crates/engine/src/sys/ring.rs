@@ -40,12 +40,15 @@ const LONGEST_AT_ONCE: usize = 256 << 10;
 /// The environment variable that makes threads sleep in user space instead of the kernel; see the module.
 const NAP: &str = "TIDEGATE_NAP";
 
+/// The largest number of an owner.
+const OWNERS: u32 = (1 << 26) - 1;
+
 /// The owner of an operation: a kind, and two numbers whose meaning depends on the kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tag {
-    /// The table that `owner` is an index of; chosen by the thread.
+    /// The table that `owner` is an index of; chosen by the thread. At most 6 bits.
     pub(crate) kind: u8,
-    /// At most 24 bits.
+    /// At most 26 bits.
     pub(crate) owner: u32,
     /// For the owner's use.
     pub(crate) slot: u32,
@@ -53,8 +56,8 @@ pub(crate) struct Tag {
 
 impl Tag {
     fn to_bits(self) -> u64 {
-        debug_assert!(self.owner < 1 << 24, "an owner's number fits 24 bits");
-        u64::from(self.kind) << 56 | u64::from(self.owner) << 32 | u64::from(self.slot)
+        debug_assert!(self.owner <= OWNERS, "an owner's number fits 26 bits");
+        u64::from(self.kind) << 58 | u64::from(self.owner) << 32 | u64::from(self.slot)
     }
 
     #[expect(
@@ -63,8 +66,8 @@ impl Tag {
     )]
     fn from_bits(bits: u64) -> Tag {
         Tag {
-            kind: (bits >> 56) as u8,
-            owner: (bits >> 32) as u32 & 0x00ff_ffff,
+            kind: (bits >> 58) as u8,
+            owner: (bits >> 32) as u32 & OWNERS,
             slot: bits as u32,
         }
     }

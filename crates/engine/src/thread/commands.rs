@@ -3,20 +3,22 @@
 //! The handles of [`crate::handle`] and the vhost-user protocol threads send [`Command`]s. Each that can take a while
 //! has a channel for its result. Nothing here is on the I/O path.
 
-use super::close::Close;
+use super::close::{Close, ClosedImage};
+use super::images::Images;
+use super::layouts::{LayoutParts, Opened, Replace};
 use super::side_write::SideWrite;
 use super::{AttachedDisk, IoThread};
 pub(crate) use super::{OnDetached, Reply};
 use crate::blocking::Done;
 use crate::control::{Govern, UnderControl};
-use crate::datastore::Image;
+use crate::datastore::OpenedImage;
 use crate::device::nbd::Connection;
 use crate::device::ring::{Parts, RingDevice};
 use crate::error::{Error, Kind};
 use crate::inbox;
-use crate::lease::Lease;
 use crate::sys::eventfd::EventFd;
 use crate::sys::ring::Completion;
+use crate::tag::ImageId;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -46,8 +48,8 @@ pub(crate) enum Command {
     Nbd(Box<NbdConnection>),
     /// A query for statistics of the thread or its disks.
     Query(Query),
-    /// A task of a disk has run on the blocking worker.
-    BlockingDone(DiskId, Done),
+    /// A task of an image has run on the blocking worker.
+    BlockingDone(ImageId, Done),
     /// For a datastore's control.
     Govern(ControlId, Box<Govern>),
     /// A datastore's window has room for this thread.
@@ -65,10 +67,13 @@ pub(crate) struct Attach {
     pub(crate) read_only: bool,
     pub(crate) stack: Stack,
     pub(crate) sides: Vec<(FilterKey, Arc<OwnedFd>)>,
-    pub(crate) image: Box<dyn Image + Send>,
-    pub(crate) lease: Option<Lease>,
+    /// One for each target, in order.
+    pub(crate) images: Vec<OpenedImage>,
+    /// For a disk that is more than one image.
+    pub(crate) layout: Option<LayoutParts>,
     pub(crate) control: Option<Box<UnderControl>>,
-    pub(crate) reply: Reply,
+    /// Told when the disk takes requests.
+    pub(crate) opened: Opened,
 }
 
 /// Changes a disk.
@@ -85,8 +90,10 @@ pub(crate) enum What {
         places: Vec<FilterPlace>,
         sides: Vec<(FilterKey, Arc<OwnedFd>)>,
     },
-    /// Its size, in bytes.
-    Size(u64),
+    /// Its size and that of each image, in bytes.
+    Size { disk: u64, image: u64 },
+    /// The image of a target.
+    Image(Box<Replace>),
     /// Its share of the datastore: shares, reservation and limits.
     Policy(Box<Policy>),
     /// Detaches the disk. Answered when nothing of it is left; `on_detached` is called then, even if the caller has
@@ -99,8 +106,8 @@ impl What {
     /// speed up that I/O, and for a detach.
     fn may_run_during_change(&self) -> bool {
         match self {
-            What::Filters { .. } | What::Size(_) => false,
-            What::Policy(_) | What::Detach { .. } => true,
+            What::Filters { .. } | What::Size { .. } => false,
+            What::Image(_) | What::Policy(_) | What::Detach { .. } => true,
         }
     }
 }
@@ -152,7 +159,7 @@ impl IoThread {
             Command::StopQueue(stop) => self.change_queue(stop),
             Command::Nbd(connection) => self.attach_connection(*connection),
             Command::Query(question) => self.queries.push_back(question),
-            Command::BlockingDone(disk, task) => self.blocking_done(disk, task),
+            Command::BlockingDone(image, task) => self.blocking_done(image, task),
             Command::Govern(control, govern) => self.govern(control, *govern),
             Command::Woken(control) => self.cx.handle(Event::Woken { control }),
             Command::Stop => self.stopping = true,
@@ -168,24 +175,38 @@ impl IoThread {
             read_only,
             stack,
             sides,
-            image,
-            lease,
+            images,
+            layout,
             control,
-            reply,
+            opened,
         } = attach;
+        let is_plain = layout.is_none();
+        let stack = match layout.map(|parts| self.build_layout(&parts, size)) {
+            None => stack,
+            Some(Ok(layout)) => stack.over(layout),
+            Some(Err(error)) => {
+                let _ = opened.send(Err(error));
+                return;
+            }
+        };
         let at = disk.0 as usize;
         if self.disks.len() <= at {
             self.disks.resize_with(at + 1, || None);
         }
+        let mut opening = Some(opened);
+        if is_plain && let Some(opened) = opening.take() {
+            let _ = opened.send(Ok(Ok(())));
+        }
         self.disks[at] = Some(AttachedDisk {
-            image,
+            images: Images::new(disk, images),
+            closes: false,
+            opening,
             sides,
             detaching: None,
             changing: None,
             control: control
                 .as_ref()
                 .map(|under| (under.control.clone(), under.key)),
-            lease,
         });
         self.note_timed();
         let control = control.map(|under| {
@@ -203,7 +224,6 @@ impl IoThread {
             stack,
             control,
         });
-        let _ = reply.send(Ok(()));
     }
 
     fn change(&mut self, change: Change) {
@@ -228,8 +248,10 @@ impl IoThread {
                 place.changing = Some(reply);
                 Event::Rearrange { disk, places }
             }
-            What::Size(size) => {
-                place.image.resized(size);
+            What::Size { disk: size, image } => {
+                for member in place.images.of_targets_mut() {
+                    member.image.resized(image);
+                }
                 for connection in self
                     .connections
                     .iter_mut()
@@ -248,6 +270,7 @@ impl IoThread {
                 let _ = reply.send(Ok(()));
                 return;
             }
+            What::Image(replace) => return self.replace_image(disk, *replace, reply),
             What::Detach { on_detached } => {
                 if let Some(waiting) = place.changing.take() {
                     let text = "the disk is being detached: its filters do not change any more";
@@ -258,6 +281,7 @@ impl IoThread {
                     on_detached,
                     detached: false,
                 });
+                place.closes = true;
                 self.dismiss_clients(disk);
                 // Its guests' queues take no more requests; their protocol threads stop them.
                 for queue in self
@@ -308,11 +332,20 @@ impl IoThread {
                 control.accounts().note(self.cx.now, *key, spent);
             }
         }
-        self.close_if_detaching(disk);
+        self.close_if_unused(disk);
+    }
+
+    /// Closes the images of a disk that are not used any more, once nothing of them is on the ring.
+    #[inline]
+    pub(super) fn close_if_unused(&mut self, disk: DiskId) {
+        if self.attached_disk(disk).is_some_and(|place| place.closes) {
+            self.close_replaced(disk);
+            self.close_if_detaching(disk);
+        }
     }
 
     /// Drops a detached disk, once nothing of it is on the ring.
-    pub(super) fn close_if_detaching(&mut self, disk: DiskId) {
+    fn close_if_detaching(&mut self, disk: DiskId) {
         let detaching = self
             .attached_disk(disk)
             .and_then(|place| place.detaching.as_ref());
@@ -322,26 +355,47 @@ impl IoThread {
         // Its number must not be reused while anything here refers to it.
         let named = self.queues.iter().flatten().any(|q| q.disk() == disk)
             || self.connections.iter().flatten().any(|c| c.disk() == disk);
-        if named {
+        let place = self.attached_disk(disk);
+        if named || place.is_none_or(|place| place.images.has_replaced()) {
             return;
         }
-        let mut closed = false;
-        self.with_image(disk, |image, cx| closed = image.close(cx));
-        if closed
+        let images = place
+            .into_iter()
+            .flat_map(|place| place.images.of_targets());
+        let images: Vec<ImageId> = images.map(|member| member.id).collect();
+        let mut closed = 0;
+        for &id in &images {
+            self.with_image(id, |image, cx| closed += usize::from(image.close(cx)));
+        }
+        if closed == images.len()
             && let Some(AttachedDisk {
-                image,
-                lease,
+                images,
                 detaching: Some(detaching),
                 ..
             }) = self.disks[disk.0 as usize].take()
         {
             self.note_timed();
-            let close = Close::new(image, lease, detaching.on_detached, detaching.reply);
-            self.blocking.send_alone(disk, Box::new(close));
+            let Detaching {
+                reply, on_detached, ..
+            } = detaching;
+            self.send_close(disk, images.into_closed(), on_detached, reply);
         }
     }
 
-    fn attached_disk(&self, disk: DiskId) -> Option<&AttachedDisk> {
+    /// Has images closed that nothing uses any more.
+    pub(super) fn send_close(
+        &mut self,
+        disk: DiskId,
+        images: Vec<ClosedImage>,
+        then: OnDetached,
+        reply: Reply,
+    ) {
+        let close = Close::new(images, then, reply);
+        self.blocking
+            .send_alone(ImageId::first(disk), Box::new(close));
+    }
+
+    pub(super) fn attached_disk(&self, disk: DiskId) -> Option<&AttachedDisk> {
         self.disks.get(disk.0 as usize).and_then(Option::as_ref)
     }
 
@@ -401,18 +455,17 @@ impl IoThread {
             if let Some(queue) = self.queues[index as usize].take() {
                 queue.finish();
             }
-            self.close_if_detaching(disk);
+            self.close_if_unused(disk);
         }
     }
 
-    /// Lists the disks whose images have deadlines, so that only these are asked.
+    /// Lists the images that have deadlines, so that only these are asked.
     pub(super) fn note_timed(&mut self) {
         self.timed.clear();
-        for (at, place) in (0u32..).zip(&self.disks) {
-            if place.as_ref().is_some_and(|place| place.image.timed()) {
-                self.timed.push(DiskId(at));
-            }
-        }
+        let members = self.disks.iter().flatten();
+        let members = members.flat_map(|place| place.images.all());
+        let timed = members.filter(|member| member.image.timed());
+        self.timed.extend(timed.map(|member| member.id));
     }
 
     fn attach_connection(&mut self, order: NbdConnection) {
@@ -461,18 +514,18 @@ impl IoThread {
         {
             let disk = connection.disk();
             connection.free(&mut self.cx);
-            self.close_if_detaching(disk);
+            self.close_if_unused(disk);
         }
     }
 
-    fn blocking_done(&mut self, disk: DiskId, task: Done) {
+    fn blocking_done(&mut self, id: ImageId, task: Done) {
         match task.downcast::<SideWrite>() {
-            Ok(write) => self.cx.handle(write.into_event(disk)),
+            Ok(write) => self.cx.handle(write.into_event(id.disk())),
             // Its number may belong to another disk by now.
             Err(task) if task.is::<Close>() => {}
             Err(task) => {
-                self.with_image(disk, |image, cx| image.blocking_done(cx, task));
-                self.close_if_detaching(disk);
+                self.with_image(id, |image, cx| image.blocking_done(cx, task));
+                self.close_if_unused(id.disk());
             }
         }
     }

@@ -4,13 +4,15 @@
 //! submits more); the loop runs until there are none. `publish` then makes completions visible to guests: at the
 //! end of a turn, and several times within a long one.
 
-use super::IoThread;
 use super::side_write::SideWrite;
+use super::{IoThread, report_end};
 use crate::datastore::{ImageCx, Job, Progress};
 use crate::device::ReplyTo;
+use crate::tag::ImageId;
 use std::sync::Arc;
 use tidegate_core::effect::Effect;
 use tidegate_core::filter::FilterKey;
+use tidegate_core::layout::Target;
 use tidegate_core::request::{DiskId, Outcome, Token};
 use tidegate_core::shard::Event;
 
@@ -31,10 +33,9 @@ impl IoThread {
 
     fn perform(&mut self, effect: Effect) {
         match effect {
-            // The engine attaches disks of one image only: their target is 0.
             Effect::Start {
                 disk,
-                target: _,
+                target,
                 io,
                 op,
                 flags,
@@ -44,6 +45,7 @@ impl IoThread {
             } => {
                 self.start_job(
                     disk,
+                    target,
                     Job {
                         io,
                         op,
@@ -62,34 +64,40 @@ impl IoThread {
             } => self.side_write(disk, filter, buffer),
             Effect::Rearranged { disk } => self.filters_changed(disk),
             Effect::Detached { disk, spent } => self.detached(disk, spent),
-            Effect::ReadBlock { .. } | Effect::WriteBlock { .. } | Effect::Opened { .. } => {
-                unreachable!("the engine attaches disks without a layout")
-            }
+            Effect::ReadBlock {
+                disk,
+                target,
+                io,
+                offset,
+            } => self.start_block(disk, target, io, offset, None),
+            Effect::WriteBlock {
+                disk,
+                target,
+                io,
+                offset,
+                block,
+            } => self.start_block(disk, target, io, offset, Some(block)),
+            Effect::Opened { disk, outcome } => self.layout_opened(disk, outcome),
             Effect::Wake { control, thread } => self.wake_peer(control, thread),
         }
     }
 
-    pub(super) fn start_job(&mut self, disk: DiskId, job: Job) {
+    #[inline]
+    pub(super) fn start_job(&mut self, disk: DiskId, target: Target, job: Job) {
         let place = self.disks[disk.0 as usize]
             .as_mut()
             .expect("the shard's disks are this thread's");
+        let member = place.images.of_target(target);
         let mut cx = ImageCx {
             now: self.cx.now,
-            disk,
+            image: member.id,
             ring: &mut self.cx.ring,
             buffers: &mut self.cx.buffers,
             finished: &mut self.finished,
             blocking: &self.blocking,
         };
-        if let Progress::Done(outcome) = place.image.start(&mut cx, job) {
-            let event = Event::Finished {
-                disk,
-                io: job.io,
-                outcome,
-            };
-            self.cx
-                .shard
-                .gather(self.cx.now, event, &mut self.cx.effects);
+        if let Progress::Done(outcome) = member.image.start(&mut cx, job) {
+            report_end(&mut self.cx, &mut self.blocks, disk, job.io, outcome);
         }
     }
 
@@ -159,7 +167,7 @@ impl IoThread {
                     buffer,
                     outcome: Ok(()),
                 };
-                self.blocking.send(disk, Box::new(write));
+                self.blocking.send(ImageId::first(disk), Box::new(write));
             }
             None => {
                 let outcome = Err(tidegate_core::request::Fault::Gone);

@@ -9,6 +9,7 @@ use crate::thread::commands::{Change, What};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
+use tidegate_core::layout::LayoutSpec;
 use tidegate_core::units::Span;
 
 /// Deadline of a test that waits.
@@ -50,6 +51,7 @@ fn disk(engine: &Engine) -> Disk {
         queues: 2,
         seg_max: 30,
         filters: Vec::new(),
+        layout: LayoutSpec::Plain,
         control: None,
     };
     engine
@@ -195,7 +197,11 @@ fn a_detach_ends_only_after_every_queue_has_ended() {
         );
         let refusal = || {
             let (reply, answer) = channel();
-            let (disk, what) = (disk.core.device.id, What::Size(1 << 20));
+            let what = What::Size {
+                disk: 1 << 20,
+                image: 1 << 20,
+            };
+            let disk = core.device.id;
             let change = Change { disk, what, reply };
             let order = Command::Change(Box::new(change));
             core.device.inbox.send_always(order);

@@ -11,6 +11,7 @@ mod datastores;
 mod devices;
 mod filters;
 mod gone;
+mod layouts;
 mod leases;
 mod locks;
 mod many;

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tidegate_core::filter::FilterSpec;
+use tidegate_core::layout::LayoutSpec;
 use tidegate_core::units::Span;
 use tidegate_engine::datastore::{OpenedImage, dir};
 use tidegate_engine::nbd::client::handshake as agreed;
@@ -43,6 +44,7 @@ pub(crate) fn spec(name: &str, size: u64) -> DiskSpec {
         queues: 1,
         seg_max: 126,
         filters: Vec::new(),
+        layout: LayoutSpec::Plain,
         control: None,
     }
 }

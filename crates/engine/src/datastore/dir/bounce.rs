@@ -217,7 +217,7 @@ impl Dir {
             sum => grain.done_whole(sum) & !(memory - 1),
         };
         if window.moved == before {
-            self.notice_cut(cx.disk);
+            self.notice_cut(cx.disk());
             return self.end(cx, slot, Err(Fault::Io));
         }
         let whole = window.moved == all;

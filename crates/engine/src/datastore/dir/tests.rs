@@ -5,6 +5,7 @@ use crate::blocking::BlockingWorker;
 use crate::datastore::condition::Harm;
 use crate::sys::buffers::Buffers;
 use crate::sys::ring::Ring;
+use crate::tag::ImageId;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use tempfile::TempDir;
@@ -77,7 +78,7 @@ impl Rig {
     fn act<T>(&mut self, act: impl FnOnce(&mut Dir, &mut ImageCx<'_>) -> T) -> T {
         let mut cx = ImageCx {
             now: Time::ZERO,
-            disk: DiskId(0),
+            image: ImageId::first(DiskId(0)),
             ring: &mut self.ring,
             buffers: &mut self.buffers,
             finished: &mut self.finished,

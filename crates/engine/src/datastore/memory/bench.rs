@@ -4,6 +4,7 @@ use super::super::{Image, ImageCx, Job, Progress};
 use crate::blocking::BlockingWorker;
 use crate::sys::buffers::Buffers;
 use crate::sys::ring::Ring;
+use crate::tag::ImageId;
 use tidegate_core::request::{Data, DiskId, Flags, IoId, Op, Outcome};
 use tidegate_core::units::Time;
 
@@ -31,7 +32,7 @@ impl Bench {
     pub(in crate::datastore) fn with<T>(&mut self, act: impl FnOnce(&mut ImageCx<'_>) -> T) -> T {
         act(&mut ImageCx {
             now: self.now,
-            disk: DiskId(3),
+            image: ImageId::first(DiskId(3)),
             ring: &mut self.ring,
             buffers: &mut self.buffers,
             finished: &mut self.finished,

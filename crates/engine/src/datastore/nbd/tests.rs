@@ -6,6 +6,7 @@ use crate::datastore::bytes;
 use crate::datastore::condition::Harm;
 use crate::sys::buffers::Buffers;
 use crate::sys::ring::Ring;
+use crate::tag::ImageId;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
@@ -69,7 +70,7 @@ impl Rig {
     fn act<T>(&mut self, act: impl FnOnce(&mut Upstream, &mut ImageCx<'_>) -> T) -> T {
         let mut cx = ImageCx {
             now: self.now,
-            disk: DiskId(0),
+            image: ImageId::first(DiskId(0)),
             ring: &mut self.ring,
             buffers: &mut self.buffers,
             finished: &mut self.finished,

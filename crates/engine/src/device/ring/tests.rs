@@ -3,7 +3,7 @@
 //! Orders of a test are put in the inbox while the thread is held, so that it finds them all in one turn.
 
 use super::*;
-use crate::datastore::{Image, ImageCx, Job, Progress, null};
+use crate::datastore::{Image, ImageCx, Job, OpenedImage, Progress, null};
 use crate::sys::guest::{DirtyLog, GuestArea, Mmap, Region};
 use crate::sys::os;
 use crate::thread::commands::{Attach, AttachQueue, Change, QueueChange, Reply, StopQueue, What};
@@ -223,19 +223,23 @@ impl Daemon {
         let daemon = Daemon { inbox, thread };
         let other = null::open(1 << 20).image;
         for (disk, image) in [(DISK, image), (OTHER, other)] {
-            let (reply, answer) = channel();
+            let (opened, answer) = channel();
             daemon.order(Command::Attach(Box::new(Attach {
                 disk,
                 size: 1 << 20,
                 read_only: false,
                 stack: Stack::new(Vec::new()),
                 sides: Vec::new(),
-                image,
-                lease: None,
+                images: vec![OpenedImage {
+                    image,
+                    ..null::open(1 << 20)
+                }],
+                layout: None,
                 control: None,
-                reply,
+                opened,
             })));
-            received(&answer).expect("the disk attaches");
+            let opened = received(&answer).expect("the disk attaches");
+            opened.expect("it has no layout");
         }
         daemon
     }
@@ -547,6 +551,10 @@ impl Image for CountingImage {
         self.report.send(used).expect("the test waits");
         Progress::Done(Ok(()))
     }
+
+    fn is_idle(&self) -> bool {
+        true
+    }
 }
 
 #[test]
@@ -611,6 +619,10 @@ impl Image for BatchingImage {
         self.jobs.push(job);
         self.due = Some(cx.now + self.quiet_time);
         Progress::Pending
+    }
+
+    fn is_idle(&self) -> bool {
+        self.jobs.is_empty()
     }
 
     fn deadline(&self) -> Option<Time> {

@@ -17,6 +17,7 @@ use crate::thread::IoThread;
 use std::sync::mpsc::Sender;
 use tidegate_core::filter::FilterReport;
 use tidegate_core::filter::stats::Pulse;
+use tidegate_core::layout::Target;
 use tidegate_core::request::DiskId;
 use tidegate_core::shard::DiskReport;
 use tidegate_core::units::{Span, Time};
@@ -104,6 +105,8 @@ pub(crate) enum Query {
     Report(Box<Survey<ThreadReport>>),
     /// Everything about one disk.
     Disk(DiskId, Sender<Option<DiskReading>>),
+    /// Which targets of a disk have I/O in flight.
+    Busy(DiskId, Sender<Vec<Target>>),
     /// The sums only.
     Pulse(Box<Survey<ThreadPulse>>),
 }
@@ -195,6 +198,10 @@ impl IoThread {
                 let (reading, cost) = self.reading(now, *disk);
                 *left = left.saturating_sub(cost);
                 let _ = reply.send(reading);
+                true
+            }
+            Query::Busy(disk, reply) => {
+                let _ = reply.send(self.busy_targets(*disk));
                 true
             }
             Query::Pulse(survey) => survey.advance(

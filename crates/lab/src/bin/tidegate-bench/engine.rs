@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tidegate_core::governor::{self, Kind, Threshold};
 use tidegate_core::iocontrol::{DiskKey, Mode, Policy};
+use tidegate_core::layout::LayoutSpec;
 use tidegate_core::units::Span;
 use tidegate_engine::control::{self, UnderControl};
 use tidegate_engine::datastore::null;
@@ -55,6 +56,7 @@ pub(crate) fn serve(sockets: &[PathBuf], size: u64, control: Control) -> Result<
             queues: 1,
             seg_max: 126,
             filters: Vec::new(),
+            layout: LayoutSpec::Plain,
             control: control.as_ref().map(|control| UnderControl {
                 control: control.clone(),
                 key: DiskKey(number.into()),

@@ -30,17 +30,17 @@ fn thread(disks: u32, filters: &[FilterSpec]) -> IoThread {
 fn attach(disk: DiskId, filters: &[FilterSpec]) -> Command {
     let keys = (0..).map(FilterKey);
     let built = filters.iter().map(FilterSpec::build);
-    let (reply, _) = channel();
+    let (opened, _) = channel();
     Command::Attach(Box::new(Attach {
         disk,
         size: 1 << 20,
         read_only: false,
         stack: Stack::new(keys.zip(built).collect()),
         sides: Vec::new(),
-        image: null::open(1 << 20).image,
-        lease: None,
+        images: vec![null::open(1 << 20)],
+        layout: None,
         control: None,
-        reply,
+        opened,
     }))
 }
 
@@ -71,7 +71,7 @@ fn copied(thread: &IoThread) -> usize {
             .partial
             .as_ref()
             .map_or(0, |report| report.disks.len()),
-        Query::Disk(..) | Query::Pulse(_) => 0,
+        Query::Disk(..) | Query::Busy(..) | Query::Pulse(_) => 0,
     });
     surveys.sum()
 }
@@ -187,6 +187,10 @@ impl crate::datastore::Image for SlowToClose {
     ) -> crate::datastore::Progress {
         unreachable!("it gets no jobs")
     }
+
+    fn is_idle(&self) -> bool {
+        true
+    }
 }
 
 impl Drop for SlowToClose {
@@ -202,7 +206,7 @@ fn a_long_close_delays_no_other_disk_and_the_detach_waits_for_it() {
     let Command::Attach(mut slow) = attach(DiskId(1), &[]) else {
         unreachable!("it attaches")
     };
-    slow.image = Box::new(SlowToClose(closing));
+    slow.images[0].image = Box::new(SlowToClose(closing));
     thread.handle(Command::Attach(slow));
     let (reply, detached) = channel();
     thread.handle(Command::Change(Box::new(Change {

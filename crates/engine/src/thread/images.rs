@@ -1,0 +1,197 @@
+//! The images of an attached disk: one for each target of its layout, and those that were replaced and still close.
+//!
+//! A disk without a layout has one image, that of target 0. An effect of the shard names an image by its target. A
+//! completion of the ring and a task of the blocking worker name it by its [`ImageId`]. An image that replaces another
+//! takes the new jobs of the target at once, under a number of its own. The old image gets its completions until it has
+//! none left; then it closes.
+//!
+//! # Always true
+//! - no two open images of a disk have the same number
+//! - no job is started on an image that was replaced
+
+use super::close::ClosedImage;
+use crate::datastore::{Image, OpenedImage};
+use crate::error::{Error, Kind, Result};
+use crate::lease::Lease;
+use crate::tag::{ImageId, MAX_IMAGES};
+use std::sync::mpsc::Sender;
+use tidegate_core::layout::Target;
+use tidegate_core::request::DiskId;
+
+/// An open image on this thread.
+pub(super) struct Member {
+    pub(super) id: ImageId,
+    pub(super) image: Box<dyn Image + Send>,
+    /// Released after the image is closed.
+    lease: Option<Lease>,
+}
+
+impl Member {
+    fn new(id: ImageId, opened: OpenedImage) -> Member {
+        Member {
+            id,
+            image: opened.image,
+            lease: opened.lease,
+        }
+    }
+
+    /// Its parts, for the task that closes it.
+    pub(super) fn into_closed(self) -> ClosedImage {
+        ClosedImage {
+            image: self.image,
+            lease: self.lease,
+        }
+    }
+}
+
+/// An image that was replaced.
+struct Replaced {
+    member: Member,
+    /// Answered when it is closed.
+    reply: Sender<Result<()>>,
+}
+
+/// See the module.
+pub(super) struct Images {
+    /// That of target 0.
+    first: Member,
+    /// Those of the other targets, in order.
+    more: Vec<Member>,
+    replaced: Vec<Replaced>,
+}
+
+impl Images {
+    /// The images of a disk's targets, in order.
+    ///
+    /// # Panics
+    /// If there are none, or more than [`MAX_IMAGES`]; the handle refuses those before.
+    pub(super) fn new(disk: DiskId, opened: Vec<OpenedImage>) -> Images {
+        assert!(
+            opened.len() <= MAX_IMAGES as usize,
+            "a disk has at most {MAX_IMAGES} images"
+        );
+        let mut members = (0..)
+            .zip(opened)
+            .map(|(number, opened)| Member::new(ImageId::new(disk, number), opened));
+        Images {
+            first: members.next().expect("a disk has an image"),
+            more: members.collect(),
+            replaced: Vec::new(),
+        }
+    }
+
+    /// The image of a target.
+    #[inline]
+    pub(super) fn of_target(&mut self, target: Target) -> &mut Member {
+        match target.0 {
+            0 => &mut self.first,
+            other => &mut self.more[usize::from(other) - 1],
+        }
+    }
+
+    /// The image with this number.
+    #[inline]
+    pub(super) fn by_id(&mut self, id: ImageId) -> Option<&mut Member> {
+        if self.first.id == id {
+            return Some(&mut self.first);
+        }
+        self.by_higher_id(id)
+    }
+
+    fn by_higher_id(&mut self, id: ImageId) -> Option<&mut Member> {
+        // An image that replaced none has the number of its target.
+        let guess = (id.number() as usize).wrapping_sub(1);
+        let at = match self.more.get(guess).is_some_and(|member| member.id == id) {
+            true => Some(guess),
+            false => self.more.iter().position(|member| member.id == id),
+        };
+        if let Some(at) = at {
+            return Some(&mut self.more[at]);
+        }
+        let mut replaced = self
+            .replaced
+            .iter_mut()
+            .map(|replaced| &mut replaced.member);
+        replaced.find(|member| member.id == id)
+    }
+
+    /// All of them, those that were replaced at last.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Member> {
+        let replaced = self.replaced.iter().map(|replaced| &replaced.member);
+        self.of_targets().chain(replaced)
+    }
+
+    /// Those of the targets, in order.
+    pub(super) fn of_targets(&self) -> impl Iterator<Item = &Member> {
+        std::iter::once(&self.first).chain(&self.more)
+    }
+
+    /// Those of the targets, in order, to change them.
+    pub(super) fn of_targets_mut(&mut self) -> impl Iterator<Item = &mut Member> {
+        std::iter::once(&mut self.first).chain(&mut self.more)
+    }
+
+    /// Whether any was replaced and is not closed yet.
+    pub(super) fn has_replaced(&self) -> bool {
+        !self.replaced.is_empty()
+    }
+
+    /// The next image that was replaced and has no job in flight: it may close.
+    pub(super) fn idle_replaced(&self) -> impl Iterator<Item = ImageId> {
+        let members = self.replaced.iter().map(|replaced| &replaced.member);
+        members
+            .filter(|member| member.image.is_idle())
+            .map(|member| member.id)
+    }
+
+    /// Removes a replaced image that has closed.
+    pub(super) fn remove_replaced(&mut self, id: ImageId) -> Option<(Member, Sender<Result<()>>)> {
+        let at = self.replaced.iter().position(|old| old.member.id == id)?;
+        let Replaced { member, reply } = self.replaced.remove(at);
+        Some((member, reply))
+    }
+
+    /// Gives a target another image, or a first one to the target after the last. `reply` is answered when the old image
+    /// is closed.
+    pub(super) fn replace(
+        &mut self,
+        disk: DiskId,
+        target: Target,
+        opened: OpenedImage,
+        reply: Sender<Result<()>>,
+    ) -> Result<()> {
+        let used: Vec<ImageId> = self.all().map(|member| member.id).collect();
+        let ids = (0..MAX_IMAGES).map(|number| ImageId::new(disk, number));
+        let Some(id) = ids.into_iter().find(|id| !used.contains(id)) else {
+            let text = "too many replaced images of this disk still have I/O in flight; \
+                        detach the disk once their datastores answer, or restart the host";
+            return Err(Error::new(Kind::Busy, text));
+        };
+        let member = Member::new(id, opened);
+        let last = self.more.len();
+        match usize::from(target.0) {
+            at if at == last + 1 => {
+                self.more.push(member);
+                let _ = reply.send(Ok(()));
+            }
+            at if at <= last => {
+                let old = std::mem::replace(self.of_target(target), member);
+                self.replaced.push(Replaced { member: old, reply });
+            }
+            at => {
+                let text = format!(
+                    "the disk has {} targets, so it cannot get number {at}",
+                    last + 1
+                );
+                return Err(Error::new(Kind::Invalid, text));
+            }
+        }
+        Ok(())
+    }
+
+    /// All of them, once they are closed and none that was replaced is left.
+    pub(super) fn into_closed(self) -> Vec<ClosedImage> {
+        let members = std::iter::once(self.first).chain(self.more);
+        members.map(Member::into_closed).collect()
+    }
+}
