@@ -1,11 +1,12 @@
 //! Disks with layouts: several images on one I/O thread, driven by NBD clients.
 
-use super::client::{Verifier, pattern};
+use super::client::{Client, Verifier, pattern};
 use super::rig::{
-    PATIENCE, Server, all_abilities, client, engine, image, open_file, spec, tempdir,
+    PATIENCE, Server, all_abilities, client, engine, eventually, image, open_file, spec, tempdir,
 };
 use std::path::{Path, PathBuf};
-use tidegate_core::layout::LayoutSpec;
+use tidegate_core::layout::{LayoutSpec, Target};
+use tidegate_core::request::{Fault, Flags, Op};
 use tidegate_engine::datastore::{OpenedImage, dir, emulated, memory, nbd, null};
 use tidegate_engine::nbd::handshake::BlockSizes;
 use tidegate_engine::{Disk, DiskSpec, Engine, Kind};
@@ -146,4 +147,98 @@ fn members_that_do_not_fit_the_disk_are_refused_and_nothing_stays_attached() {
     assert_eq!(plain.err().map(|error| error.kind()), Some(Kind::Invalid));
     let next = attach(&engine, STRIPE, vec![open(size), open(size), open(size)]);
     assert_eq!(next.id().0, 0, "no number was lost");
+}
+
+#[test]
+fn a_replaced_image_answers_what_it_was_asked_and_is_then_closed() {
+    let place = tempdir();
+    let paths = [
+        image(place.path(), "old", SIZE),
+        image(place.path(), "new", SIZE),
+    ];
+    let engine = engine(1);
+    let disk = engine
+        .attach(spec("disk", SIZE), open_file(&paths[0]))
+        .expect("the disk attaches");
+    let (ones, twos) = (pattern(0, 1, 65_536), pattern(0, 2, 65_536));
+    let mut client = client(&disk);
+    client.write(0, &ones).expect("a write");
+    let old = disk.set_member(Target(0), Some(open_file(&paths[1])));
+    old.expect("it is replaced")
+        .wait(PATIENCE)
+        .expect("the old image is closed");
+    assert!(client.read(0, 65_536).expect("a read") == [0; 65_536]);
+    client.write(0, &twos).expect("a write");
+    let back = disk.set_member(Target(0), Some(open_file(&paths[0])));
+    back.expect("it is replaced")
+        .wait(PATIENCE)
+        .expect("the old image is closed");
+    assert!(client.read(0, 65_536).expect("a read") == ones);
+    let away = disk.set_member(Target(0), None);
+    drop(away.expect("it is replaced"));
+    assert_eq!(client.read(0, 512), Err(Fault::Gone));
+    disk.detach(PATIENCE).expect("the disk is detached");
+    for path in paths {
+        drop(open_file(&path));
+    }
+}
+
+#[test]
+fn an_image_is_replaced_at_once_while_its_datastore_is_slow() {
+    let engine = engine(1);
+    let slow: emulated::Spec = "emulated:raid5-8x10k,size=1G,seed=3"
+        .parse()
+        .expect("a spec");
+    let size = 1 << 30;
+    let disk = engine
+        .attach(spec("disk", size), emulated::open(&slow).expect("memory"))
+        .expect("the disk attaches");
+    let mut client = client(&disk);
+    let read = |client: &mut Client, at: u64| client.send(Op::Read, Flags::NONE, at, 512, &[]);
+    // Some hundred milliseconds of seeks.
+    let asked: Vec<u64> = (0..200).map(|n| read(&mut client, n * 4_999_680)).collect();
+    eventually("the array has many of them", || {
+        disk.report().expect("a report").in_flight > 100
+    });
+    let old = disk.set_member(Target(0), Some(memory::open(size).expect("memory")));
+    let last = read(&mut client, 0);
+    let mut answered = Vec::new();
+    while answered.len() <= asked.len() {
+        let (cookie, answer) = client.next_answer().expect("the server answers");
+        answer.expect("a read");
+        answered.push(cookie);
+    }
+    let place = answered.iter().position(|cookie| *cookie == last);
+    assert!(
+        place < Some(asked.len()),
+        "the new image does not wait for the old one"
+    );
+    old.expect("it is replaced")
+        .wait(PATIENCE)
+        .expect("the old image is closed");
+    disk.detach(PATIENCE).expect("the disk is detached");
+}
+
+#[test]
+fn members_that_do_not_exist_or_do_not_fit_are_not_replaced() {
+    let engine = engine(1);
+    let open = |size| Some(memory::open(size).expect("memory"));
+    let size = STRIPE.member_size(SIZE, 3);
+    let disk = attach(&engine, STRIPE, vec![open(size), open(size), open(size)]);
+    for (target, image, says) in [
+        (1, open(size - 1), "member 1 of disk disk has"),
+        (4, open(size), "the disk has 3 targets"),
+        (200, open(size), "at most 32 members"),
+    ] {
+        let error = disk
+            .set_member(Target(target), image)
+            .err()
+            .expect("it is refused");
+        assert!(error.to_string().contains(says), "{error}");
+    }
+    assert_eq!(disk.members(), 3);
+    verify(&disk, 2);
+    disk.detach(PATIENCE).expect("the disk is detached");
+    let gone = disk.set_member(Target(0), open(size));
+    assert_eq!(gone.err().map(|error| error.kind()), Some(Kind::Gone));
 }

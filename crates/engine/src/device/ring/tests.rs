@@ -8,6 +8,7 @@ use crate::sys::guest::{DirtyLog, GuestArea, Mmap, Region};
 use crate::sys::os;
 use crate::thread::commands::{Attach, AttachQueue, Change, QueueChange, Reply, StopQueue, What};
 use crate::thread::commands::{Command, Inbox};
+use crate::thread::layouts::LayoutParts;
 use crate::thread::{IoThread, ThreadConfig};
 use std::sync::atomic::fence;
 use std::sync::mpsc::{Receiver, channel};
@@ -18,6 +19,8 @@ use tidegate_core::units::Span;
 use tidegate_front::vhost::inflight::region_len;
 use tidegate_front::vhost::queue::QueueConfig;
 use tidegate_front::vhost::{Area, GuestMemory};
+
+mod scattered;
 
 /// How long a test waits before it fails: never reached unless something is stuck.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -59,8 +62,13 @@ struct Guest {
 impl Guest {
     /// With empty memory.
     fn new() -> Guest {
-        let file = os::memory_file(c"guest", 0x1_0000).expect("memory");
-        let region = Region::map(&file, 0, 0, 0, 0x1_0000).expect("a mapping");
+        Guest::with_memory(0x1_0000)
+    }
+
+    /// With this much memory.
+    fn with_memory(len: u64) -> Guest {
+        let file = os::memory_file(c"guest", len).expect("memory");
+        let region = Region::map(&file, 0, 0, 0, len).expect("a mapping");
         let memory = Mapping::empty().with(region).expect("one region");
         let len = region_len(SIZE);
         let file = os::memory_file(c"account", len as u64).expect("memory");
@@ -212,6 +220,19 @@ impl Daemon {
 
     /// With this image for the disk, on a thread that polls at most this long before it sleeps.
     fn that_polls(poll: Span, image: Box<dyn Image + Send>) -> Daemon {
+        let daemon = Daemon::empty(poll);
+        for (disk, image) in [(DISK, image), (OTHER, null::open(1 << 20).image)] {
+            let opened = OpenedImage {
+                image,
+                ..null::open(1 << 20)
+            };
+            daemon.attach(disk, 1 << 20, vec![opened], None);
+        }
+        daemon
+    }
+
+    /// Without disks.
+    fn empty(poll: Span) -> Daemon {
         let config = ThreadConfig {
             poll,
             always_poll: false,
@@ -220,28 +241,30 @@ impl Daemon {
         let inbox = Arc::new(Inbox::new().expect("a descriptor"));
         let started = IoThread::start([Arc::clone(&inbox)].into(), 0, config);
         let thread = started.expect("the thread starts");
-        let daemon = Daemon { inbox, thread };
-        let other = null::open(1 << 20).image;
-        for (disk, image) in [(DISK, image), (OTHER, other)] {
-            let (opened, answer) = channel();
-            daemon.order(Command::Attach(Box::new(Attach {
-                disk,
-                size: 1 << 20,
-                read_only: false,
-                stack: Stack::new(Vec::new()),
-                sides: Vec::new(),
-                images: vec![OpenedImage {
-                    image,
-                    ..null::open(1 << 20)
-                }],
-                layout: None,
-                control: None,
-                opened,
-            })));
-            let opened = received(&answer).expect("the disk attaches");
-            opened.expect("it has no layout");
-        }
-        daemon
+        Daemon { inbox, thread }
+    }
+
+    fn attach(
+        &self,
+        disk: DiskId,
+        size: u64,
+        images: Vec<OpenedImage>,
+        layout: Option<LayoutParts>,
+    ) {
+        let (opened, answer) = channel();
+        self.order(Command::Attach(Box::new(Attach {
+            disk,
+            size,
+            read_only: false,
+            stack: Stack::new(Vec::new()),
+            sides: Vec::new(),
+            images,
+            layout,
+            control: None,
+            opened,
+        })));
+        let opened = received(&answer).expect("the disk attaches");
+        opened.expect("its layout opens");
     }
 
     fn order(&self, order: Command) {
