@@ -22,6 +22,16 @@
 //! reservation = "500iops"
 //! limit = "2000iops"
 //! ```
+//! A disk with a layout has these too:
+//! ```toml
+//! layout = "mirror"
+//!
+//! [[member]]
+//! datastore = "ssd1"
+//!
+//! [[member]]
+//! datastore = "ssd2"
+//! ```
 
 use std::path::PathBuf;
 
@@ -58,6 +68,12 @@ pub const BURST_SECONDS: u32 = 30;
 
 /// The most filters in a stack. Each sees every I/O, and a hostile file must not create a million.
 pub const MAX_FILTERS: usize = 16;
+
+/// The most members of a layout: as many as the data path supports.
+pub const MAX_MEMBERS: usize = 32;
+
+/// The longest text of a layout.
+const MAX_LAYOUT: usize = 64;
 
 /// A disk as written in `disk.toml`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,9 +115,77 @@ pub struct Descriptor {
     /// The upstream's export name, on a datastore of kind `nbd`, if it differs from the disk's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub export: Option<String>,
+    /// How its bytes lie on its members, such as `mirror`. None: a plain disk, which is one image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layout: Option<String>,
     /// Its I/O control policy.
     #[serde(default)]
     pub policy: PolicyText,
+    /// Where the members of its layout are, in the layout's order. Empty: a plain disk.
+    #[serde(default, rename = "member", skip_serializing_if = "Vec::is_empty")]
+    pub members: Vec<MemberPlace>,
+}
+
+/// Where a member of a layout is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MemberPlace {
+    /// Its datastore. Hosts that share the disk call it the same.
+    pub datastore: Name,
+    /// The block device that is its image, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub device: Option<PathBuf>,
+    /// The upstream's export name, on a datastore of kind `nbd`, if it differs from the disk's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub export: Option<String>,
+}
+
+impl MemberPlace {
+    /// A member in a datastore's usual place for a disk.
+    pub fn on(datastore: Name) -> MemberPlace {
+        MemberPlace {
+            datastore,
+            device: None,
+            export: None,
+        }
+    }
+}
+
+impl std::fmt::Display for MemberPlace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let datastore = &self.datastore;
+        match (&self.device, &self.export) {
+            (Some(device), _) => write!(f, "{datastore}:device={}", device.display()),
+            (None, Some(export)) => write!(f, "{datastore}:export={export}"),
+            (None, None) => write!(f, "{datastore}"),
+        }
+    }
+}
+
+impl std::str::FromStr for MemberPlace {
+    type Err = String;
+
+    /// Reads `DATASTORE`, `DATASTORE:device=PATH` or `DATASTORE:export=NAME`.
+    fn from_str(text: &str) -> Result<MemberPlace, String> {
+        let (datastore, option) = match text.split_once(':') {
+            Some((datastore, option)) => (datastore, Some(option)),
+            None => (text, None),
+        };
+        let mut member = MemberPlace::on(datastore.parse().map_err(|e| format!("{e}"))?);
+        match option.map(|option| option.split_once('=').unwrap_or((option, ""))) {
+            None => {}
+            Some(("device", path)) if !path.is_empty() => member.device = Some(path.into()),
+            Some(("export", name)) if !name.is_empty() => member.export = Some(name.to_owned()),
+            Some((option, _)) => {
+                return Err(format!(
+                    "'{option}' is not an option of a member: write {datastore}, {datastore}:device=PATH or \
+                     {datastore}:export=NAME"
+                ));
+            }
+        }
+        Ok(member)
+    }
 }
 
 /// When a guest's writes are durable.
@@ -333,8 +417,15 @@ impl Descriptor {
             filters: vec!["stats".to_owned()],
             device: None,
             export: None,
+            layout: None,
             policy: PolicyText::default(),
+            members: Vec::new(),
         }
+    }
+
+    /// Whether its bytes lie on several members.
+    pub fn has_layout(&self) -> bool {
+        self.layout.is_some()
     }
 
     /// Parses the bytes of a file.
@@ -397,13 +488,52 @@ impl Descriptor {
                 "leave some out",
             );
         }
-        if self.device.as_ref().is_some_and(|path| !path.is_absolute()) {
+        if self.devices().any(|path| !path.is_absolute()) {
             return refuse(
                 "device is not an absolute path",
                 "give an absolute path, such as /dev/sdb",
             );
         }
+        self.check_members()?;
         self.policy.check()
+    }
+
+    /// The block devices that are its images.
+    pub fn devices(&self) -> impl Iterator<Item = &PathBuf> {
+        let members = self.members.iter();
+        self.device
+            .iter()
+            .chain(members.filter_map(|member| member.device.as_ref()))
+    }
+
+    fn check_members(&self) -> Result<(), OutOfRange> {
+        let Some(layout) = &self.layout else {
+            return match self.members.is_empty() {
+                true => Ok(()),
+                false => refuse("it has members but no layout", "say which layout they have"),
+            };
+        };
+        if self.members.is_empty() {
+            return refuse(
+                "it has a layout but no members",
+                "say where its members are",
+            );
+        }
+        if self.members.len() > MAX_MEMBERS || layout.len() > MAX_LAYOUT {
+            return refuse(
+                format!(
+                    "it has more than {MAX_MEMBERS} members, or no layout that this program knows"
+                ),
+                "use fewer members, and a layout such as mirror",
+            );
+        }
+        if self.device.is_some() || self.export.is_some() {
+            return refuse(
+                "it has a layout, and a device or an export of its own",
+                "name devices and exports of its members",
+            );
+        }
+        Ok(())
     }
 
     fn check_size(&self) -> Result<(), OutOfRange> {
@@ -484,6 +614,58 @@ mod tests {
     fn a_written_descriptor_reads_back_unchanged() {
         let disk = sample();
         assert_eq!(Descriptor::read(disk.write().as_bytes()).unwrap(), disk);
+    }
+
+    fn mirrored() -> Descriptor {
+        let mut disk = Descriptor::new(Uuid::from_random([7; 16]), 10 << 30);
+        disk.layout = Some("mirror".to_owned());
+        disk.members = ["ssd1", "ssd2:device=/dev/sdb", "far:export=db1"]
+            .map(|text| text.parse().unwrap())
+            .to_vec();
+        disk
+    }
+
+    #[test]
+    fn members_read_back_unchanged_and_a_plain_disk_says_nothing_of_them() {
+        let disk = mirrored();
+        let text = disk.write();
+        assert_eq!(Descriptor::read(text.as_bytes()).unwrap(), disk);
+        assert!(
+            text.contains("[[member]]\ndatastore = \"ssd1\"\n"),
+            "{text}"
+        );
+        let plain = sample().write();
+        assert!(
+            !plain.contains("layout") && !plain.contains("member"),
+            "{plain}"
+        );
+    }
+
+    #[test]
+    fn a_member_is_written_as_it_is_read() {
+        for text in ["ssd1", "ssd1:device=/dev/sdb", "far:export=a=b"] {
+            assert_eq!(text.parse::<MemberPlace>().unwrap().to_string(), text);
+        }
+        for text in ["", "../x", "ssd1:device", "ssd1:device=", "ssd1:size=3"] {
+            assert!(text.parse::<MemberPlace>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_layout_and_its_members_come_together() {
+        let break_it: [fn(&mut Descriptor); 6] = [
+            |d| d.layout = None,
+            |d| d.members.clear(),
+            |d| d.members = vec![MemberPlace::on("a".parse().unwrap()); MAX_MEMBERS + 1],
+            |d| d.device = Some("/dev/sdc".into()),
+            |d| d.export = Some("x".into()),
+            |d| d.members[1].device = Some("sdb".into()),
+        ];
+        for (nth, broken) in break_it.into_iter().enumerate() {
+            let mut disk = mirrored();
+            broken(&mut disk);
+            assert!(disk.check().is_err(), "case {nth}");
+        }
     }
 
     #[test]

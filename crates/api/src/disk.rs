@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
-use crate::descriptor::CacheMode;
+use crate::descriptor::{CacheMode, MemberPlace};
 use crate::iocontrol::Admission;
 use crate::name::Name;
 use crate::problem::Problem;
@@ -37,6 +37,12 @@ pub struct Disk {
     /// The most data segments that a vhost-user guest may use in one request.
     #[serde(default = "usual_seg_max")]
     pub seg_max: u16,
+    /// How its bytes lie on its members: `plain` (one image), `mirror`, `stripe:chunk=256KiB`, ...
+    #[serde(default = "plain")]
+    pub layout: String,
+    /// The members of its layout, in order. Empty: a plain disk.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub members: Vec<Member>,
     /// Its filter stack, guest side first.
     pub filters: Vec<String>,
     /// Its I/O control policy.
@@ -88,6 +94,84 @@ pub struct Disk {
     /// What is wrong with it, if anything: a broken descriptor, or why it is wanted but not attached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
+}
+
+/// A member of a disk's layout.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Member {
+    /// Its number in the layout, from 0.
+    pub member: u8,
+    /// Its datastore.
+    pub datastore: Name,
+    /// The block device that is its image, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub device: Option<PathBuf>,
+    /// The upstream's export name, on a datastore of kind `nbd`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub export: Option<String>,
+    /// The file or device with its bytes, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub path: Option<PathBuf>,
+    /// The mirror that it belongs to, in a stripe over mirrors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<u8>,
+    /// Its size in bytes, with the layout's own data.
+    pub size_bytes: u64,
+    /// Bytes that its image occupies on the datastore, if known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allocated_bytes: Option<u64>,
+    /// Its state.
+    pub state: MemberState,
+    /// How its image is open while the disk is attached: `direct`, `memory`, ...
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub io: Option<String>,
+    /// Why it is away, if it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<Problem>,
+}
+
+/// State of a layout's member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum MemberState {
+    /// The disk is not attached: only the presence of its image is known.
+    Present,
+    /// It has all acknowledged writes, and is used.
+    InSync,
+    /// It lacks writes, and is being rebuilt.
+    Rebuilding,
+    /// It lacks writes, and is not used.
+    Stale,
+    /// It cannot be reached.
+    Away,
+}
+
+impl MemberState {
+    /// All states.
+    pub const ALL: [MemberState; 5] = [
+        MemberState::Present,
+        MemberState::InSync,
+        MemberState::Rebuilding,
+        MemberState::Stale,
+        MemberState::Away,
+    ];
+
+    /// Its name.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            MemberState::Present => "present",
+            MemberState::InSync => "in-sync",
+            MemberState::Rebuilding => "rebuilding",
+            MemberState::Stale => "stale",
+            MemberState::Away => "away",
+        }
+    }
+}
+
+fn plain() -> String {
+    "plain".to_owned()
 }
 
 /// A disk's I/O control policy.
@@ -272,6 +356,13 @@ pub struct DiskCreate {
     /// The upstream's export name, if it differs from the disk's name.
     #[serde(default)]
     pub export: Option<String>,
+    /// How its bytes lie on its members: `mirror`, `stripe:chunk=256KiB`, `mirror+stripe`; null: `plain`, one image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layout: Option<String>,
+    /// Where the members of its layout are, in order. A layout that is not `plain` needs them, instead of `datastore`,
+    /// `device` and `export`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub members: Vec<MemberPlace>,
 }
 
 impl DiskCreate {
@@ -293,6 +384,8 @@ impl DiskCreate {
             allocation: Allocation::Thin,
             device: None,
             export: None,
+            layout: None,
+            members: Vec::new(),
         }
     }
 }

@@ -42,6 +42,22 @@ pub(crate) fn datastores() -> ArgValueCandidates {
     })
 }
 
+/// Completes layouts.
+pub(crate) fn layouts() -> ArgValueCandidates {
+    let all = [
+        ("mirror", "every member has all bytes"),
+        ("stripe", "chunks of 256 KiB on the members in turn"),
+        ("stripe:chunk=64K", "chunks of 64 KiB on the members in turn"),
+        ("mirror+stripe", "a stripe over mirrors of two members"),
+    ];
+    ArgValueCandidates::new(move || {
+        let candidate = |(layout, help): (&str, &str)| {
+            CompletionCandidate::new(layout).help(Some(help.to_owned().into()))
+        };
+        all.into_iter().map(candidate).collect()
+    })
+}
+
 /// Completes names of groups.
 pub(crate) fn groups() -> ArgValueCandidates {
     ArgValueCandidates::new(|| {

@@ -22,6 +22,7 @@ mod attach;
 mod create;
 mod delete;
 mod image;
+mod layout;
 mod policy;
 mod resize;
 mod set;
@@ -128,6 +129,7 @@ fn state(disk: &Answer) -> &'static str {
         }
         // The daemon attaches it once its datastore lets it.
         (Some(ProblemCode::Datastore), false) if disk.wanted => "waiting",
+        _ if disk.attached && layout::is_degraded(disk) => "attached, degraded",
         (Some(_), _) => "problem",
         (None, true) => "attached",
         (None, false) => "detached",
@@ -259,6 +261,11 @@ impl Shown for Answer {
             ("name", self.name.to_string()),
             ("state", state(self).to_owned()),
             ("datastore", self.datastore.to_string()),
+        ];
+        if !self.members.is_empty() {
+            pairs.push(("layout", layout::tree(self)));
+        }
+        pairs.extend([
             (
                 "size",
                 format!(
@@ -283,7 +290,7 @@ impl Shown for Answer {
             ),
             ("limit", limit_iops(self)),
             ("limit bandwidth", limit_bandwidth(self)),
-        ];
+        ]);
         pairs.extend(more_policy(&self.policy));
         let known = [
             ("promised", self.admission.as_ref().map(promise)),
@@ -354,7 +361,7 @@ impl Shown for DiskList {
                 disk.name.to_string(),
                 figures::bytes(disk.size_bytes),
                 figures::bytes_or_dash(disk.allocated_bytes),
-                disk.datastore.to_string(),
+                layout::datastores(disk),
                 state(disk).to_owned(),
                 disk.clients.len().to_string(),
                 filters(disk),

@@ -33,6 +33,11 @@ use crate::config::plan::{DiskPlan, ImagePlan, NamedBy, ThreadsPlan};
 use crate::os_error::limits;
 use crate::os_error::{self, Outcome};
 
+mod joined;
+
+pub(crate) use joined::MemberIo;
+use joined::Joined;
+
 /// The NBD protocol types of the engine.
 pub(crate) mod nbd {
     pub(crate) use tidegate_engine::nbd::handshake::{
@@ -67,18 +72,10 @@ pub(crate) struct Opened {
 pub(crate) struct Disk {
     disk: tidegate_engine::Disk,
     read_only: bool,
-    /// Size of its image in bytes when it was opened.
-    opened_size: u64,
-    /// NBD requests must be aligned to this many bytes.
-    unit: u32,
-    /// Its size must be a multiple of this while it is attached.
-    size_unit: u64,
+    seen: Joined,
     thread: u32,
-    io: String,
-    upstream: Option<Arc<upstream::Counts>>,
-    /// The watch of its lease, if the lease can be lost.
-    watch: Option<Watch>,
 }
+
 
 /// State of a disk's lease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -145,11 +142,21 @@ impl Host {
         self.with(|engine| engine.set_group(group, policy).map_err(|e| problem(&e)))
     }
 
-    /// Attaches a disk, under its datastore's control if there is one.
+    /// Attaches a plain disk, under its datastore's control if there is one.
     pub(crate) fn attach(
         &self,
         plan: &DiskPlan,
         opened: Opened,
+        control: Option<UnderControl>,
+    ) -> Outcome<Disk> {
+        self.attach_members(plan, vec![Some(opened)], control)
+    }
+
+    /// Attaches a disk with its members in the layout's order. None: away.
+    pub(crate) fn attach_members(
+        &self,
+        plan: &DiskPlan,
+        opened: Vec<Option<Opened>>,
         control: Option<UnderControl>,
     ) -> Outcome<Disk> {
         let spec = DiskSpec {
@@ -166,29 +173,19 @@ impl Host {
             layout: LayoutSpec::Plain,
             control,
         };
-        let opened_size = opened.size();
-        let unit = opened.unit();
-        let size_unit = opened.size_unit();
-        let attach = |engine: &Engine| {
-            let attached = engine.attach(spec, opened.image);
-            attached.map_err(|e| match e.kind() {
-                Kind::Invalid if opened_size < plan.size => {
-                    problem(&e).remedy(mend_cut(&plan.name, opened_size, plan.block_size))
-                }
-                _ => problem(&e),
-            })
-        };
-        let disk = self.with(attach)?;
+        let (images, seen) = joined::take_apart(plan, opened);
+        let attached = self.with(|engine| Ok(attach_images(engine, plan, spec, images)))?;
+        let disk = attached.map_err(|e| match e.kind() {
+            Kind::Invalid if seen.opened_size < plan.size && plan.layout.is_plain() => {
+                problem(&e).remedy(mend_cut(&plan.name, seen.opened_size, plan.block_size))
+            }
+            _ => problem(&e),
+        })?;
         Ok(Disk {
             thread: u32::try_from(disk.thread()).unwrap_or(u32::MAX),
             disk,
             read_only: plan.read_only,
-            opened_size,
-            unit,
-            size_unit,
-            io: opened.io,
-            upstream: opened.upstream,
-            watch: opened.watch,
+            seen,
         })
     }
 
@@ -241,6 +238,19 @@ impl Host {
                     .remedy("start it again: tidegate serve"),
             ),
         }
+    }
+}
+
+/// Attaches the images of a disk.
+fn attach_images(
+    engine: &Engine,
+    plan: &DiskPlan,
+    spec: DiskSpec,
+    mut images: Vec<Option<OpenedImage>>,
+) -> Result<tidegate_engine::Disk, tidegate_engine::Error> {
+    match (plan.layout.is_plain(), images.pop().flatten()) {
+        (true, Some(image)) => engine.attach(spec, image),
+        _ => Err(tidegate_engine::Error::new(Kind::Unsupported, "layouts are not supported yet")),
     }
 }
 
@@ -395,12 +405,12 @@ impl Disk {
 
     /// Size of its image in bytes when it was opened.
     pub(crate) fn opened_size(&self) -> u64 {
-        self.opened_size
+        self.seen.opened_size
     }
 
     /// Its size must be a multiple of this many bytes while it is attached.
     pub(crate) fn size_unit(&self) -> u64 {
-        self.size_unit
+        self.seen.size_unit
     }
 
     /// Size in bytes that guests see.
@@ -410,7 +420,7 @@ impl Disk {
 
     /// Describes how its image is opened.
     pub(crate) fn io(&self) -> &str {
-        &self.io
+        &self.seen.io
     }
 
     /// Whether it rejects all writes.
@@ -420,7 +430,17 @@ impl Disk {
 
     /// Why it is no longer written to, if another host may have it.
     pub(crate) fn lost(&self) -> Option<&str> {
-        self.watch.as_ref()?.lost()
+        let mut lost = self.seen.watches.iter().map(Watch::lost);
+        match self.seen.is_redundant {
+            // While a member is left, the layout writes to that.
+            true if lost.clone().any(|lost| lost.is_none()) => None,
+            _ => lost.find_map(|lost| lost),
+        }
+    }
+
+    /// How its members are open, in the layout's order. None: away.
+    pub(crate) fn members(&self) -> &[Option<MemberIo>] {
+        &self.seen.members
     }
 
     /// The worst failure of its image so far, if any.
@@ -430,10 +450,10 @@ impl Disk {
 
     /// State of its lease.
     pub(crate) fn claim(&self) -> LeaseState {
-        match &self.watch {
-            Some(watch) if watch.lost().is_some() => LeaseState::Lost,
-            Some(watch) if watch.is_waiting() => LeaseState::Waits,
-            _ => LeaseState::Held,
+        match self.lost() {
+            Some(_) => LeaseState::Lost,
+            None if self.seen.watches.iter().any(Watch::is_waiting) => LeaseState::Waits,
+            None => LeaseState::Held,
         }
     }
 
@@ -470,13 +490,14 @@ impl Disk {
 
     /// State of its upstream connection, if it has one.
     pub(crate) fn upstream(&self) -> Option<UpstreamCounts> {
-        let counts = self.upstream.as_ref()?;
-        Some(UpstreamCounts {
-            lost_total: counts.lost.load(Relaxed),
-            violations_total: counts.violations.load(Relaxed),
-            silent_total: counts.silent.load(Relaxed),
-            returned_total: counts.returned.load(Relaxed),
-            refused_total: counts.refused.load(Relaxed),
+        let counts = self.seen.upstream.iter();
+        let sum = |which: fn(&upstream::Counts) -> u64| counts.clone().map(|c| which(c)).sum();
+        (!self.seen.upstream.is_empty()).then(|| UpstreamCounts {
+            lost_total: sum(|c| c.lost.load(Relaxed)),
+            violations_total: sum(|c| c.violations.load(Relaxed)),
+            silent_total: sum(|c| c.silent.load(Relaxed)),
+            returned_total: sum(|c| c.returned.load(Relaxed)),
+            refused_total: sum(|c| c.refused.load(Relaxed)),
         })
     }
 
@@ -509,8 +530,8 @@ impl Disk {
             size: self.disk.size(),
             abilities,
             block: nbd::BlockSizes {
-                minimum: self.unit,
-                preferred: usual.preferred.max(self.unit),
+                minimum: self.seen.unit,
+                preferred: usual.preferred.max(self.seen.unit),
                 ..usual
             },
         }

@@ -18,6 +18,7 @@ use tidegate_api::descriptor::{Descriptor, MAX_QUEUES, MAX_SEG_MAX};
 use tidegate_api::name::Name;
 use tidegate_api::units::{Size, Span};
 use tidegate_core::filter::trace::format::TracedDisk;
+use tidegate_core::layout::LayoutSpec;
 
 use crate::config::plan::filters;
 use crate::config::plan::{DiskPlan, ImagePlan, LogPlan, NamedBy, ThreadsPlan, TlsFiles};
@@ -360,6 +361,8 @@ fn plan(options: &OneOptions) -> Outcome<DiskPlan> {
         queues: options.queues,
         seg_max: options.seg_max,
         filters: filters::stack(&options.filters, options.name.as_str(), traced)?,
+        layout: LayoutSpec::Plain,
+        members: 1,
         image,
     })
 }

@@ -41,7 +41,9 @@ mod contents;
 pub(crate) mod disks;
 mod drafts;
 mod home;
+mod members;
 
+pub(crate) use contents::is_disks_folder;
 pub(crate) use disks::{Found, Identity};
 pub(crate) use home::{COMMON, mark_file, mark_of};
 

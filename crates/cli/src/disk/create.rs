@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
-use tidegate_api::descriptor::CacheMode;
-use tidegate_api::disk::{Allocation, DiskAttach, DiskCreate};
+use tidegate_api::descriptor::{CacheMode, MemberPlace};
+use tidegate_api::disk::{Allocation, Disk, DiskAttach, DiskCreate};
 use tidegate_api::name::Name;
 use tidegate_api::routes;
 use tidegate_api::units::Size;
@@ -24,7 +24,11 @@ Examples:
   tidegate disk create db1 --datastore fast --size 200G --thick --shares high --reservation 500iops
   tidegate disk create drill --size 1G --filter stats --filter fault:error=eio,probability=0.01
   tidegate disk create raw1 --device /dev/nvme0n1p3
+  tidegate disk create db2 --size 100G --layout mirror --on ssd1 --on ssd2
+  tidegate disk create scratch --size 100G --layout stripe:chunk=256K --on ssd1 --on ssd2 --on ssd3
+  tidegate disk create big --size 1T --layout mirror+stripe --on a --on b --on c --on d
 
+A layout is plain, mirror, stripe[:chunk=SIZE] or mirror+stripe[:chunk=SIZE]; docs/layouts.md says which to choose.
 A filter is NAME or NAME:key=value,...; the first one is the top, the guest's end.")]
 pub(crate) struct Create {
     /// The disk's name, unique on this host; also its NBD export name
@@ -37,6 +41,23 @@ pub(crate) struct Create {
     /// The disk's datastore; default: the only datastore, or `local`
     #[arg(short, long, value_name = "NAME", add = complete::datastores())]
     datastore: Option<Name>,
+
+    /// How the disk's bytes lie on several datastores: mirror, stripe[:chunk=SIZE] or mirror+stripe[:chunk=SIZE]; default: plain
+    ///
+    /// The size is rounded up to whole rows of the layout.
+    #[arg(long, value_name = "LAYOUT", requires = "members", add = complete::layouts())]
+    layout: Option<String>,
+
+    /// The datastore of a member of the layout; given once for each member, in order
+    ///
+    /// A member on a block device is DATASTORE:device=PATH, one on an NBD server's export is DATASTORE:export=NAME.
+    #[arg(
+        long = "on",
+        value_name = "DATASTORE",
+        conflicts_with_all = ["datastore", "device", "export"],
+        add = complete::datastores()
+    )]
+    members: Vec<MemberPlace>,
 
     /// A filter of the disk's stack, top first; can be given several times; default: stats
     #[arg(short, long = "filter", value_name = "FILTER")]
@@ -103,6 +124,9 @@ impl Create {
             notice_of_group(session, &client, group);
         }
         let name = disk.name.as_str();
+        if let Some(notice) = notice_of_size(order.size_bytes, &disk) {
+            session.console.say(&notice);
+        }
         if attach {
             let attached = client.order(routes::DISK_ATTACH, &[name], &DiskAttach::default());
             let disk = attached.map_err(|failure| {
@@ -120,7 +144,7 @@ impl Create {
             &disk,
             &format!(
                 "disk {name} of {size} created on {}; {next}",
-                disk.datastore
+                places(&disk)
             ),
         )
     }
@@ -164,8 +188,44 @@ impl Create {
             },
             device,
             export: self.export,
+            layout: self.layout,
+            members: self
+                .members
+                .into_iter()
+                .map(absolute)
+                .collect::<Result<_, _>>()?,
         })
     }
+}
+
+/// A member whose device has an absolute path.
+fn absolute(mut member: MemberPlace) -> Result<MemberPlace, Failure> {
+    if let Some(path) = &member.device {
+        let path = std::path::absolute(path).map_err(|e| {
+            Failure::io(format!("cannot use {} as a member's image", path.display()), &e)
+        })?;
+        member.device = Some(path);
+    }
+    Ok(member)
+}
+
+/// The datastores that a disk is on.
+fn places(disk: &Disk) -> String {
+    if disk.members.is_empty() {
+        return disk.datastore.to_string();
+    }
+    let members = disk.members.iter();
+    let names: Vec<_> = members.map(|member| member.datastore.as_str()).collect();
+    format!("{} as {}", names.join(", "), disk.layout)
+}
+
+/// A notice that a disk is larger than requested, if it is.
+pub(super) fn notice_of_size(asked: Option<u64>, disk: &Disk) -> Option<String> {
+    let asked = asked.filter(|asked| disk.size_bytes > *asked)?;
+    Some(format!(
+        "the size of disk {} was rounded up from {asked} to {} bytes: whole rows of {}",
+        disk.name, disk.size_bytes, disk.layout
+    ))
 }
 
 /// The stack that `--filter` and `--no-filters` ask for; none: as it is by default.
@@ -198,6 +258,30 @@ mod tests {
             order(&["--size", "10G"]),
             DiskCreate::new("web1".parse().unwrap(), 10 << 30)
         );
+    }
+
+    #[test]
+    fn members_keep_their_order_and_their_devices_get_absolute_paths() {
+        let words = ["--layout", "mirror", "--on", "a", "--on", "b:device=sdb", "--on", "c:export=x"];
+        let order = order(&words);
+        assert_eq!(order.layout.as_deref(), Some("mirror"));
+        let device = std::env::current_dir().unwrap().join("sdb");
+        let on: Vec<_> = order.members.iter().map(ToString::to_string).collect();
+        let device = format!("b:device={}", device.display());
+        assert_eq!(on, ["a", device.as_str(), "c:export=x"]);
+    }
+
+    #[test]
+    fn a_layout_needs_members_and_members_replace_the_datastore() {
+        for words in [
+            &["--layout", "mirror"][..],
+            &["--on", "a", "--datastore", "b"],
+            &["--on", "a", "--device", "/dev/sdb"],
+            &["--on", "a:size=3"],
+        ] {
+            let words = ["create", "web1", "--size", "1G"].iter().chain(words);
+            assert!(Line::try_parse_from(words).is_err());
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_api::routes;
 use tidegate_api::units::Size;
 
+use super::create::notice_of_size;
 use super::delete::must_be_detached;
 use crate::failure::Failure;
 use crate::prompt::Consent;
@@ -72,6 +73,9 @@ impl Resize {
             &[name],
             &DiskResize { size_bytes, data },
         )?;
+        if let Some(notice) = notice_of_size(Some(size_bytes), &disk) {
+            session.console.say(&notice);
+        }
         let (before, now) = (figures::bytes(before), figures::bytes(disk.size_bytes));
         session.console.done(
             &disk,

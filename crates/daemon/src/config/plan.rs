@@ -17,12 +17,14 @@ use tidegate_api::descriptor::{CacheMode, Descriptor};
 use tidegate_api::problem::Problem;
 use tidegate_api::units::Span;
 use tidegate_core::governor::name::LONGEST;
+use tidegate_core::layout::LayoutSpec;
 
 use crate::config::root::Root;
 use crate::os_error::{self, Outcome};
 use crate::store::Found;
 
 pub(crate) mod filters;
+pub(crate) mod layout;
 pub(crate) mod policy;
 
 /// Longest time that an I/O thread polls for work before it sleeps. It exceeds the time from a guest's completion to
@@ -367,6 +369,10 @@ pub(crate) struct DiskPlan {
     pub(crate) queues: u16,
     pub(crate) seg_max: u16,
     pub(crate) filters: filters::Stack,
+    /// How its bytes lie on its members.
+    pub(crate) layout: LayoutSpec,
+    pub(crate) members: usize,
+    /// The image of a plain disk.
     pub(crate) image: ImagePlan,
 }
 
@@ -397,6 +403,8 @@ pub(crate) fn disk(found: &Found) -> Outcome<DiskPlan> {
             found.name.as_str(),
             filters::traced(&found.descriptor),
         )?,
+        layout: layout::of(&found.descriptor)?,
+        members: found.descriptor.members.len().max(1),
         image: image(found),
     })
 }

@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use tidegate_api::datastore::DatastoreSettings;
 use tidegate_api::descriptor::{Descriptor, PolicyText};
 use tidegate_api::disk::{Client, ClientKind, RingCounts, RingFault, UpstreamCounts};
 use tidegate_api::iocontrol::Admission;
@@ -28,7 +27,6 @@ use crate::control::InUse;
 use crate::files::Stamp;
 use crate::host::{self, nbd};
 use crate::store::Identity;
-use crate::store::disks;
 use vhost_listener::VhostListener;
 
 pub(crate) mod vhost_listener;
@@ -57,14 +55,22 @@ pub(crate) struct Standing {
     pub(crate) stamp: Option<Stamp>,
     /// The admission result of its reservation.
     pub(crate) admission: Option<Admission>,
-    /// The image that it has open, if that is a file or a device.
-    pub(crate) image: Option<Identity>,
-    /// The fault at its image's path, if there is one.
+    /// The images that it has open, if they are files or devices: one for each member that is there.
+    pub(crate) images: Vec<OpenImage>,
+    /// The fault at the path of one of its images, if there is one.
     pub(crate) astray: Option<Astray>,
     /// Marks its datastore as in use until the disk is detached.
     pub(crate) in_use: Option<InUse>,
-    /// Marks its export as in use until then, if its datastore is an NBD server.
-    pub(crate) export: Option<ExportInUse>,
+    /// Mark its exports as in use until then.
+    pub(crate) exports: Vec<ExportInUse>,
+}
+
+/// A file or device that a disk has open.
+#[derive(Clone, Debug)]
+pub(crate) struct OpenImage {
+    pub(crate) datastore: Name,
+    pub(crate) path: PathBuf,
+    pub(crate) identity: Identity,
 }
 
 /// Fault at the path of an open image.
@@ -135,20 +141,22 @@ impl Attached {
         self.standing(|standing| standing.descriptor.policy.clone())
     }
 
-    /// The file with its data, if it has one on a datastore with these settings.
-    pub(crate) fn image_on(&self, settings: &DatastoreSettings) -> Option<PathBuf> {
-        let DatastoreSettings::Dir { .. } = settings else {
-            return None;
-        };
-        self.standing(|standing| {
-            let folder = standing.path.parent().unwrap_or(&standing.path);
-            disks::image_of(&standing.descriptor, folder)
-        })
+    /// The images that it has open, if they are files or devices.
+    pub(crate) fn images(&self) -> Vec<OpenImage> {
+        self.standing(|standing| standing.images.clone())
+            .unwrap_or_default()
     }
 
-    /// The image that it has open, if that is a file or a device.
-    pub(crate) fn image(&self) -> Option<Identity> {
-        self.standing(|standing| standing.image).flatten()
+    /// Whether a write to a file or device may change the content of one of its images.
+    pub(crate) fn uses(&self, there: Identity) -> bool {
+        let shares = |image: &OpenImage| image.identity.shares_bytes(there);
+        self.standing(|standing| standing.images.iter().any(shares))
+            .unwrap_or(false)
+    }
+
+    /// How its members are open, in the layout's order. None: away.
+    pub(crate) fn members(&self) -> &[Option<host::MemberIo>] {
+        self.disk.members()
     }
 
     /// Whether it rejects all writes.
@@ -219,7 +227,7 @@ impl Attached {
 
     /// Ends its use of its datastore, after it was detached.
     pub(crate) fn leave_datastore(&self) {
-        let in_use = self.standing(|standing| (standing.in_use.take(), standing.export.take()));
+        let in_use = self.standing(|standing| (standing.in_use.take(), std::mem::take(&mut standing.exports)));
         // Dropped outside the lock: the last user of a datastore signs off from the other hosts.
         drop(in_use);
     }

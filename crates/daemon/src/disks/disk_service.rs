@@ -42,7 +42,9 @@ mod datastores;
 mod displaced;
 mod groups;
 mod images;
+mod layouts;
 mod leases;
+mod members;
 mod path_allowlist;
 mod policy;
 mod queue;
@@ -224,12 +226,12 @@ impl DiskService {
         for live in self.live.all() {
             // Skips a disk that is just being detached, and one whose datastore's record cannot be read.
             let settings = datastores.get(live.datastore());
-            let (Some(Ok(settings)), Some(disk)) = (settings, self.moment_of(&live)) else {
+            let (Some(Ok(_)), Some(disk)) = (settings, self.moment_of(&live)) else {
                 continue;
             };
-            if let Some(image) = live.image_on(settings) {
-                let others = images.entry(disk.datastore.clone()).or_default();
-                others.push((disks.len(), image));
+            for image in live.images() {
+                let others = images.entry(image.datastore).or_default();
+                others.push((disks.len(), image.path));
             }
             disks.push(disk);
         }
@@ -243,7 +245,9 @@ impl DiskService {
             // If a datastore does not respond, its sizes are unknown, but its disks are still listed.
             let weighed: Outcome<Vec<_>> = self.surveys.at(&datastore, weigh);
             for (nth, bytes) in weighed.unwrap_or_default() {
-                disks[nth].allocated_bytes = bytes;
+                let disk: &mut AttachedMoment = &mut disks[nth];
+                let others = disk.allocated_bytes;
+                disk.allocated_bytes = bytes.map(|bytes: u64| bytes + others.unwrap_or(0)).or(others);
             }
         }
         Ok(disks)
@@ -359,6 +363,11 @@ impl DiskService {
             serial: descriptor.effective_serial(),
             queues: descriptor.queues,
             seg_max: descriptor.seg_max,
+            layout: descriptor
+                .layout
+                .clone()
+                .unwrap_or_else(|| "plain".to_owned()),
+            members: self.describe_members(found, live.as_deref()),
             filters,
             policy: policy::tell(&descriptor.policy),
             admission: live.as_ref().and_then(|live| live.admission()),
@@ -396,8 +405,15 @@ impl DiskService {
             // If the list cannot be read, every datastore is searched.
             None => match self.store.attached().unwrap_or_default().get(name) {
                 Some(on) => self.find_from(name, on),
-                None => return self.search(name),
+                None => {
+                    let found = self.search(name);
+                    return found.or_else(|problem| self.find_copy(name, problem));
+                }
             },
+        };
+        let found = match self.live.get(name) {
+            None => found.or_else(|problem| self.find_copy(name, problem)),
+            Some(_) => found,
         };
         found.map_err(|problem| match problem.code {
             ProblemCode::NotFound if self.live.get(name).is_some() => {
@@ -445,7 +461,9 @@ impl DiskService {
 
     /// The disk of that name for a change: no other program on any host changes it while the turn lives.
     fn find_to_change(&self, name: &Name) -> Outcome<(Found, files::Turn)> {
-        self.store.to_change(&self.find(name)?)
+        let found = self.find(name)?;
+        must_be_home(&found)?;
+        self.store.to_change(&found)
     }
 
     /// Takes the right to work on a disk.
@@ -462,6 +480,19 @@ impl DiskService {
     }
 }
 
+/// Fails if a disk was found by a copy of its descriptor, because its datastore is away.
+fn must_be_home(found: &Found) -> Outcome<()> {
+    let (name, home) = (&found.name, &found.datastore);
+    match found.is_copy {
+        false => Ok(()),
+        true => Err(
+            Problem::new(ProblemCode::Datastore, format!("disk {name} cannot be changed now"))
+                .because(format!("its descriptor is on datastore {home}, which cannot be used"))
+                .remedy(format!("mount or repair datastore {home} first (see `tidegate datastore list`)")),
+        ),
+    }
+}
+
 fn unreadable(name: &Name, datastore: &Name, wanted: bool, problem: Problem) -> api::Disk {
     api::Disk {
         name: name.clone(),
@@ -475,6 +506,8 @@ fn unreadable(name: &Name, datastore: &Name, wanted: bool, problem: Problem) -> 
         serial: String::new(),
         queues: 0,
         seg_max: 0,
+        layout: String::new(),
+        members: Vec::new(),
         filters: Vec::new(),
         policy: api::Policy::default(),
         admission: None,

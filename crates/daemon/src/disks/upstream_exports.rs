@@ -19,7 +19,8 @@ pub(crate) struct UpstreamExports {
     table: Arc<Mutex<Table>>,
 }
 
-type Table = BTreeMap<Name, Export>;
+/// By disk and member.
+type Table = BTreeMap<(Name, usize), Export>;
 
 #[derive(Debug)]
 struct Export {
@@ -31,23 +32,24 @@ struct Export {
 #[derive(Debug)]
 pub(crate) struct ExportInUse {
     table: Arc<Mutex<Table>>,
-    disk: Name,
+    user: (Name, usize),
 }
 
 impl Drop for ExportInUse {
     fn drop(&mut self) {
-        locked(&self.table).remove(&self.disk);
+        locked(&self.table).remove(&self.user);
     }
 }
 
 impl UpstreamExports {
-    /// Records that a claimed disk uses its image, if that is an export.
+    /// Records that a member of a claimed disk uses its image, if that is an export. A plain disk has member 0.
     ///
     /// # Errors
     /// When another disk uses the same export, and one of the two writes.
     pub(crate) fn enter(
         &self,
         disk: &Name,
+        member: usize,
         image: &ImagePlan,
         read_only: bool,
     ) -> Outcome<Option<ExportInUse>> {
@@ -62,7 +64,7 @@ impl UpstreamExports {
         let other = table
             .iter()
             .find(|(_, other)| other.uri == uri && !(other.read_only && read_only));
-        if let Some((other, _)) = other {
+        if let Some(((other, _), _)) = other {
             let what = format!("disk {disk} may not use {text}");
             return Err(Problem::new(ProblemCode::Busy, what)
                 .because(format!("disk {other} is attached, and uses the same export"))
@@ -71,10 +73,11 @@ impl UpstreamExports {
                      another --export"
                 )));
         }
-        table.insert(disk.clone(), Export { uri, read_only });
+        let user = (disk.clone(), member);
+        table.insert(user.clone(), Export { uri, read_only });
         Ok(Some(ExportInUse {
             table: Arc::clone(&self.table),
-            disk: disk.clone(),
+            user,
         }))
     }
 }
@@ -105,7 +108,7 @@ mod tests {
                 uri: uri.to_owned(),
                 block_size: 512,
             };
-            exports.enter(&disk.parse().unwrap(), &image, read_only)
+            exports.enter(&disk.parse().unwrap(), 0, &image, read_only)
         };
         let first = enter("a", "nbd://Host/x", false).unwrap();
         for (same, read_only) in [("nbd://host:10809/x", false), ("nbd://host/%78", true)] {

@@ -54,6 +54,8 @@ fn plan(image: ImagePlan) -> DiskPlan {
         queues: 1,
         seg_max: 126,
         filters: Vec::new(),
+        layout: tidegate_core::layout::LayoutSpec::Plain,
+        members: 1,
         image,
     }
 }

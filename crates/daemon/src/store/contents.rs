@@ -14,7 +14,15 @@ use crate::os_error::{self, Outcome};
 use crate::text::quoted;
 
 pub(super) const DESCRIPTOR: &str = "disk.toml";
+/// The copy of a disk's descriptor beside a member on another datastore.
+pub(super) const MEMBER: &str = "member.toml";
 pub(super) const IMAGE: &str = "image";
+
+/// Whether a directory is that of a disk, or of a member of one.
+pub(crate) fn is_disks_folder(folder: &Path) -> bool {
+    let is_there = |file: &str| folder.join(file).symlink_metadata().is_ok();
+    is_there(DESCRIPTOR) || is_there(MEMBER)
+}
 
 /// Fails if a disk's directory contains files that do not belong to the disk: they would be removed with it.
 pub(super) fn must_hold_nothing_else(folder: &Path) -> Outcome<()> {
@@ -54,8 +62,10 @@ pub(super) fn must_hold_nothing_else(folder: &Path) -> Outcome<()> {
 
 /// Whether a file in a disk's directory belongs to the disk, or is a remainder of such a file after a crash.
 fn is_of_disk(name: &str) -> bool {
-    let ours =
-        [DESCRIPTOR, IMAGE, drafts::LOCK].contains(&name) || name == format!(".{DESCRIPTOR}.new");
+    let is_draft = |file: &str| name == format!(".{file}.new");
+    let ours = [DESCRIPTOR, MEMBER, IMAGE, drafts::LOCK].contains(&name)
+        || is_draft(DESCRIPTOR)
+        || is_draft(MEMBER);
     // NFS renames a removed file to such a name for as long as a program has it open.
     ours || name.starts_with(".nfs")
 }
@@ -68,7 +78,15 @@ mod tests {
     fn only_what_is_of_a_disk_may_be_removed_with_it() {
         let place = tempfile::tempdir().unwrap();
         let folder = place.path();
-        for file in [DESCRIPTOR, IMAGE, ".disk.toml.new", ".at-work", ".nfs0001"] {
+        for file in [
+            DESCRIPTOR,
+            MEMBER,
+            IMAGE,
+            ".disk.toml.new",
+            ".member.toml.new",
+            ".at-work",
+            ".nfs0001",
+        ] {
             fs::write(folder.join(file), "").unwrap();
         }
         must_hold_nothing_else(folder).unwrap();

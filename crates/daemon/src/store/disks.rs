@@ -14,7 +14,7 @@ use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_engine::beneath::is_plain;
 use tidegate_engine::devices;
 
-use super::contents::{self, DESCRIPTOR, IMAGE};
+use super::contents::{self, DESCRIPTOR, IMAGE, MEMBER};
 use super::drafts;
 use super::{Listed, Store, names_in, read_descriptor};
 use crate::files::{self, Location};
@@ -28,6 +28,8 @@ pub(crate) struct Found {
     pub(crate) settings: DatastoreSettings,
     pub(crate) folder: PathBuf,
     pub(crate) descriptor: Descriptor,
+    /// Whether the descriptor is a copy beside a member, because the disk's datastore is away. `folder` has the copy.
+    pub(crate) is_copy: bool,
 }
 
 impl Found {
@@ -38,7 +40,10 @@ impl Found {
 
     /// The file of its descriptor.
     pub(crate) fn descriptor_file(&self) -> PathBuf {
-        self.folder.join(DESCRIPTOR)
+        match self.is_copy {
+            false => self.folder.join(DESCRIPTOR),
+            true => self.folder.join(MEMBER),
+        }
     }
 
     /// Whether its image, on datastores of kind `dir`, is allowed: a file in its descriptor's directory, or a block
@@ -301,6 +306,7 @@ impl Store {
             settings: settings.clone(),
             folder,
             descriptor,
+            is_copy: false,
         })
     }
 
@@ -315,15 +321,33 @@ impl Store {
         allocation: Allocation,
         fill: impl FnOnce(&Path) -> Outcome<()>,
     ) -> Outcome<()> {
-        let what = || format!("cannot create disk {name} on datastore {datastore}");
         descriptor
             .check()
-            .map_err(|e| os_error::out_of_range(what(), &e))?;
-        self.must_be_mounted(datastore, settings)
-            .map_err(|problem| problem.within(what()))?;
-        let disks = self.disks_folder(datastore, settings);
+            .map_err(|e| os_error::out_of_range(cannot_create(name, datastore), &e))?;
         let own_image =
             matches!(settings, DatastoreSettings::Dir { .. }) && descriptor.device.is_none();
+        let new = NewFolder {
+            datastore,
+            settings,
+            name,
+            descriptor,
+            file: DESCRIPTOR,
+            image: own_image.then_some((descriptor.size.0, allocation)),
+        };
+        self.create_folder(&new, fill)
+    }
+
+    /// Creates the directory of a disk or of one of its members. `fill` writes the image's initial content.
+    pub(super) fn create_folder(
+        &self,
+        new: &NewFolder<'_>,
+        fill: impl FnOnce(&Path) -> Outcome<()>,
+    ) -> Outcome<()> {
+        let (name, settings) = (new.name, new.settings);
+        let what = || cannot_create(name, new.datastore);
+        self.must_be_mounted(new.datastore, settings)
+            .map_err(|problem| problem.within(what()))?;
+        let disks = self.disks_folder(new.datastore, settings);
         if !matches!(settings, DatastoreSettings::Dir { .. }) {
             fs::create_dir_all(&disks).map_err(|e| os_error::io(what(), &e))?;
         }
@@ -338,16 +362,16 @@ impl Store {
         }
         drafts::sweep(&disks);
         // Named by the disk's UUID: another host may be creating a disk of the same name.
-        let draft = drafts::begin(&disks, &format!("{name}-{}", descriptor.uuid))
+        let draft = drafts::begin(&disks, &format!("{name}-{}", new.descriptor.uuid))
             .map_err(|e| os_error::io(what(), &e))?;
         let image = draft.path().join(IMAGE);
-        let begin = || match own_image {
-            true => create_image(&image, descriptor.size.0, allocation),
-            false => Ok(()),
+        let begin = || match new.image {
+            Some((size, allocation)) => create_image(&image, size, allocation),
+            None => Ok(()),
         };
         let end = || {
-            let at = Location::in_disk(&draft.path().join(DESCRIPTOR));
-            files::replace(at, descriptor.write().as_bytes())?;
+            let at = Location::in_disk(&draft.path().join(new.file));
+            files::replace(at, new.descriptor.write().as_bytes())?;
             draft.publish(&folder)?;
             files::sync_folder(&disks)
         };
@@ -374,8 +398,7 @@ impl Store {
         let turn = files::turn(Location::in_disk(&found.descriptor_file()))
             .map_err(|e| os_error::io(format!("cannot change disk {name}"), &e))?;
         // Read again: the previous owner of the turn may have changed it.
-        let found = self.read_disk(&found.datastore, &found.settings, name)?;
-        Ok((found, turn))
+        Ok((self.reread(found)?, turn))
     }
 
     /// Replaces a disk's descriptor.
@@ -433,20 +456,41 @@ impl Store {
             .map_err(|problem| problem.within(what()))?;
         contents::must_hold_nothing_else(&disk.folder).map_err(|problem| problem.within(what()))?;
         let disks = self.disks_folder(&disk.datastore, &disk.settings);
-        let doomed = disks.join(format!("{}{}", drafts::DOOMED, disk.name));
+        self.delete_folder(&disks, &disk.name, held)
+            .map_err(|e| os_error::io(what(), &e))
+    }
+
+    /// Deletes the directory of a disk or of one of its members. `held` is dropped once its new name says so.
+    pub(super) fn delete_folder<T>(&self, disks: &Path, name: &Name, held: T) -> io::Result<()> {
+        let doomed = disks.join(format!("{}{name}", drafts::DOOMED));
         drafts::finish(&doomed)
-            .and_then(|()| fs::rename(&disk.folder, &doomed))
-            .and_then(|()| files::sync_folder(&disks))
-            .map_err(|e| os_error::io(what(), &e))?;
+            .and_then(|()| fs::rename(disks.join(name.as_str()), &doomed))
+            .and_then(|()| files::sync_folder(disks))?;
         drop(held);
         if let Err(error) = drafts::finish(&doomed) {
             let path = doomed.display();
             tracing::warn!(%error, %path, "the files of a deleted disk use space until the next disk is created or \
                  deleted there");
         }
-        drafts::sweep(&disks);
+        drafts::sweep(disks);
         Ok(())
     }
+}
+
+/// The directory of a new disk, or of a member of one.
+pub(super) struct NewFolder<'a> {
+    pub(super) datastore: &'a Name,
+    pub(super) settings: &'a DatastoreSettings,
+    pub(super) name: &'a Name,
+    pub(super) descriptor: &'a Descriptor,
+    /// The name of the descriptor's file.
+    pub(super) file: &'a str,
+    /// Size in bytes of the image to create, if any.
+    pub(super) image: Option<(u64, Allocation)>,
+}
+
+fn cannot_create(name: &Name, datastore: &Name) -> String {
+    format!("cannot create disk {name} on datastore {datastore}")
 }
 
 /// Makes a range of a file read as zeroes.

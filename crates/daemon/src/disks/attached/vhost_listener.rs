@@ -151,6 +151,8 @@ mod tests {
             queues: 1,
             seg_max: 126,
             filters: Vec::new(),
+            layout: tidegate_core::layout::LayoutSpec::Plain,
+            members: 1,
             image: ImagePlan::Null { size },
         };
         let opened = host::open(&plan.image, false).unwrap();

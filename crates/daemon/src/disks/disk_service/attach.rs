@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use tidegate_api::datastore::DatastoreSettings;
 use tidegate_api::disk as api;
 use tidegate_api::iocontrol::{Admission, Promise};
 use tidegate_api::name::Name;
@@ -16,16 +15,15 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::claims::{self, Claim};
+use super::members::{OpenMembers, Opening};
 use super::policy;
 use super::{DiskService, locked, unreadable};
 use crate::config::plan;
 use crate::disks::attached::vhost_listener::VhostListener;
 use crate::disks::attached::{Attached, Standing};
-use crate::disks::upstream_exports::ExportInUse;
-use crate::host::{self, Opened};
 use crate::os_error::limits;
 use crate::os_error::{self, Outcome};
-use crate::store::{Found, Identity};
+use crate::store::Found;
 
 /// How long a detach waits for the disk's I/O in flight: longer than a working datastore needs for a full queue of
 /// I/Os.
@@ -203,15 +201,18 @@ impl DiskService {
     /// Returns the disk as it was when it was attached.
     fn bring_up(&self, found: Found, order: &api::DiskAttach, claim: &Claim) -> Outcome<Found> {
         limits::must_have_room(&format!("cannot attach disk {}", found.name))?;
-        let (whole, opened, export) = self.open_as_it_stands(found, order)?;
+        let (whole, members) = self.open_as_it_stands(found, order)?;
         let trusted = self.trusted(&whole)?;
         let found = &trusted.found;
         let plan = plan::disk(found)?;
-        let record = self.store.record(&found.datastore)?;
+        // A disk is under the control of one datastore: its own, or if that is away, that of the first member.
+        let own = members.found.iter().find(|m| m.datastore == found.datastore);
+        let under = own.or(members.found.first()).unwrap_or(found);
+        let record = self.store.record(&under.datastore)?;
         let in_use = self.controls.enter(
             &self.host,
-            &found.datastore,
-            &found.settings,
+            &under.datastore,
+            &under.settings,
             &record.io_control,
         )?;
         let under = UnderControl {
@@ -220,7 +221,10 @@ impl DiskService {
             policy: self.policy(&found.descriptor)?,
         };
         let admission = policy::judge(&under.control, under.key, &under.policy)?;
-        let disk = self.host.attach(&plan, opened, Some(under))?;
+        let images = members.images();
+        let disk = self
+            .host
+            .attach_members(&plan, members.opened, Some(under))?;
         in_use.has_come();
         let live = Attached::new(found.name.clone(), found.datastore.clone(), disk);
         if let Some(Admission {
@@ -236,13 +240,10 @@ impl DiskService {
             // The content may be outdated by now: the first check reads it again.
             stamp: None,
             admission,
-            image: match found.settings {
-                DatastoreSettings::Dir { .. } => Identity::at(&found.image()).ok(),
-                _ => None,
-            },
+            images,
             astray: None,
             in_use: Some(in_use),
-            export,
+            exports: members.exports,
         });
         let socket = self.root.disk_socket(&found.name);
         match VhostListener::start(socket, &live) {
@@ -255,17 +256,18 @@ impl DiskService {
             }
         }
         self.live.insert(Arc::clone(&live));
+        self.write_copies(&whole);
         tracing::info!(disk = %found.name, datastore = %found.datastore, io = live.io(), "attached");
         Ok(whole)
     }
 
-    /// Opens a disk's image, exclusively or shared with other readers, as its descriptor says once the lock is granted.
+    /// Opens a disk's images, exclusively or shared with other readers, as its descriptor says once the lock is granted.
     /// During the wait, the owner of the lock may change the disk.
     fn open_as_it_stands(
         &self,
         mut found: Found,
         order: &api::DiskAttach,
-    ) -> Outcome<(Found, Opened, Option<ExportInUse>)> {
+    ) -> Outcome<(Found, OpenMembers)> {
         if order.outside == api::Outside::Accept {
             self.accept(&found, order.accepted_paths.as_deref())?;
         }
@@ -276,25 +278,12 @@ impl DiskService {
             found.descriptor.read_only |= only_read;
             self.must_be_agreed(&found)?;
             self.must_not_share_bytes(&found)?;
-            let image = plan::image(&found);
-            let export = self
-                .exports
-                .enter(&found.name, &image, found.descriptor.read_only)?;
-            let opened = host::open(&image, found.descriptor.read_only)
-                .map_err(|problem| self.leases.locked_by(&found, problem))?;
-            let record = self.store.record(&found.datastore)?;
-            let coordination = record.io_control.coordination;
-            if is_borrowed {
-                // On a datastore without usable locks, the host that has it may write to it meanwhile.
-                self.leases.nobody_else(&found, coordination.clone())?;
-            }
-            let lease = self.leases.take(&found, coordination, order.takeover)?;
-            let opened = opened.under(lease);
-            let (datastore, settings) = (&found.datastore, &found.settings);
-            let mut now = self.store.read_disk(datastore, settings, &found.name)?;
+            let opening = Opening { order, is_borrowed };
+            let members = self.open_members(&found, &opening)?;
+            let mut now = self.store.reread(&found)?;
             now.descriptor.read_only |= is_borrowed;
             if now.descriptor == found.descriptor {
-                return Ok((found, opened, export));
+                return Ok((found, members));
             }
             found = now;
         }

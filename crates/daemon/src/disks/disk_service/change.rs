@@ -1,6 +1,7 @@
 //! Commands that create, change and delete disks.
 
 use std::io;
+use std::path::Path;
 
 use tidegate_api::datastore::DatastoreSettings;
 use tidegate_api::descriptor::Descriptor;
@@ -11,7 +12,7 @@ use tidegate_engine::lease::Lease;
 
 use super::leases::DiskLeases;
 use super::policy;
-use super::{DiskService, locked};
+use super::{DiskService, locked, must_be_home};
 use crate::config::plan::{self, ImagePlan};
 use crate::disks::attached::Attached;
 use crate::disks::copy::device;
@@ -41,8 +42,11 @@ impl DiskService {
         let name = &order.name;
         let what = format!("cannot create disk {name}");
         let _claim = self.claim(name, &what)?;
-        let (datastore, settings) = self.choose_datastore(order.datastore.as_ref())?;
         self.must_be_new(name, &what)?;
+        if order.layout.is_some() || !order.members.is_empty() {
+            return self.create_with_layout(order, &what);
+        }
+        let (datastore, settings) = self.choose_datastore(order.datastore.as_ref())?;
         let descriptor = describe_new(order, &settings, &what)?;
         if let Some(device) = &order.device {
             self.must_be_no_disks_device(device)
@@ -115,6 +119,7 @@ impl DiskService {
         }
         let policy = self.policy(&here.descriptor)?;
         self.store.write_descriptor(&after)?;
+        self.write_copies(&after);
         if let Some(live) = &live {
             // Not from the file: another host may have changed that just now.
             let standing = live
@@ -153,6 +158,9 @@ impl DiskService {
         let what = format!("cannot resize disk {name}");
         let _claim = self.claim(name, &what)?;
         let (mut found, _turn) = self.find_to_change(name)?;
+        if found.descriptor.has_layout() {
+            return self.resize_members(found, order, &what);
+        }
         let before = found.descriptor.size.0;
         let after = order.size_bytes;
         found.descriptor.size.0 = after;
@@ -222,13 +230,12 @@ impl DiskService {
         if self.live.get(name).is_some() {
             return Err(attached(name, what, "its guests would lose their data"));
         }
-        // A device that may not be opened here is left as it is, and its disk must be deletable.
-        let purpose = match found.has_sound_image() && self.must_be_agreed(&found).is_ok() {
-            true => Purpose::Change,
-            false => Purpose::Forget,
-        };
-        let held = self.hold(&found, purpose).map_err(|e| e.within(&what))?;
-        self.store.delete_disk(&found, held)?;
+        must_be_home(&found).map_err(|e| e.within(&what))?;
+        if found.descriptor.has_layout() {
+            self.delete_members(&found, &what)?;
+        } else {
+            self.delete_plain(&found, &what)?;
+        }
         self.forget_agreed(&found)?;
         // A wanted disk that could not be attached is no longer wanted.
         self.remember(|disks| {
@@ -239,20 +246,41 @@ impl DiskService {
         Ok(())
     }
 
-    /// Keeps other daemons on all hosts from using a detached disk, until the result is dropped.
+    fn delete_plain(&self, found: &Found, what: &str) -> Outcome<()> {
+        let purpose = self.purpose_of_deletion(found);
+        let held = self.hold(found, purpose).map_err(|e| e.within(what))?;
+        self.store.delete_disk(found, held)
+    }
+
+    /// Why a disk is reserved before it is deleted.
+    pub(super) fn purpose_of_deletion(&self, found: &Found) -> Purpose {
+        // A device that may not be opened here is left as it is, and its disk must be deletable.
+        match found.has_sound_image() && self.must_be_agreed(found).is_ok() {
+            true => Purpose::Change,
+            false => Purpose::Forget,
+        }
+    }
+
+    /// Keeps other daemons on all hosts from using a detached plain disk, until the result is dropped.
     pub(super) fn hold(&self, found: &Found, purpose: Purpose) -> Outcome<Held> {
-        // A missing image needs no lock, and its disk must be deletable.
-        if !matches!(found.settings, DatastoreSettings::Dir { .. }) || !found.image().exists() {
+        if !has_image_file(found) {
+            return Ok((None, None));
+        }
+        if purpose != Purpose::Forget {
+            self.must_be_agreed(found)?;
+        }
+        self.hold_image(found, purpose)
+    }
+
+    /// The same for an image that may be opened here: of a plain disk, or of a member.
+    pub(super) fn hold_image(&self, found: &Found, purpose: Purpose) -> Outcome<Held> {
+        if !has_image_file(found) {
             return Ok((None, None));
         }
         let opened = match purpose {
             Purpose::Forget => None,
-            Purpose::Change => {
-                self.must_be_agreed(found)?;
-                Some(self.open_alone(found)?)
-            }
+            Purpose::Change => Some(self.open_alone(found)?),
             Purpose::Read => {
-                self.must_be_agreed(found)?;
                 let (opened, writable) = self.open_to_read(found)?;
                 if !writable && !found.descriptor.read_only {
                     // Without write access, no lease can be taken.
@@ -286,7 +314,7 @@ impl DiskService {
     }
 
     /// Opens and locks a disk's image exclusively.
-    fn open_alone(&self, found: &Found) -> Outcome<host::Opened> {
+    pub(super) fn open_alone(&self, found: &Found) -> Outcome<host::Opened> {
         match self.open_locked(found, false) {
             // A device that cannot be written to: its disk must be deletable.
             Err(problem)
@@ -319,6 +347,11 @@ impl DiskService {
     }
 }
 
+/// Whether a disk has an image that can be locked. A missing one needs no lock, and its disk must be deletable.
+fn has_image_file(found: &Found) -> bool {
+    matches!(found.settings, DatastoreSettings::Dir { .. }) && found.image().exists()
+}
+
 pub(super) fn attached(name: &Name, what: impl Into<String>, why: &str) -> Problem {
     Problem::new(ProblemCode::Busy, what)
         .because(format!("it is attached: {why}"))
@@ -327,7 +360,26 @@ pub(super) fn attached(name: &Name, what: impl Into<String>, why: &str) -> Probl
 
 /// Fails if a disk's image could not grow to the disk's new size. Nothing is changed yet.
 fn can_follow(found: &Found, live: Option<&Attached>, size: u64) -> Outcome<()> {
-    match (&found.settings, live) {
+    must_have_room(found, live.map(Attached::opened_size), size)?;
+    match live {
+        Some(live)
+            if matches!(found.settings, DatastoreSettings::Dir { .. })
+                && !size.is_multiple_of(live.size_unit()) =>
+        {
+            let unit = live.size_unit();
+            let nearest = size.next_multiple_of(unit);
+            Err(os_error::invalid(format!(
+                "it is attached, and its image is written in units of {unit} bytes"
+            ))
+            .remedy(format!("request {nearest} bytes, or detach it first")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Fails if an image cannot have that size. `opened` is its size when the disk was attached, if it is.
+pub(super) fn must_have_room(found: &Found, opened: Option<u64>, size: u64) -> Outcome<()> {
+    match (&found.settings, opened) {
         (DatastoreSettings::Memory {} | DatastoreSettings::Emulated { .. }, Some(_)) => {
             Err(Problem::new(
                 ProblemCode::Unsupported,
@@ -335,10 +387,10 @@ fn can_follow(found: &Found, live: Option<&Attached>, size: u64) -> Outcome<()> 
             )
             .remedy("detach it (its data is lost), resize it and attach it again"))
         }
-        (DatastoreSettings::Nbd { .. }, live) => {
-            let (has, remedy) = match live {
-                Some(live) => (
-                    live.opened_size(),
+        (DatastoreSettings::Nbd { .. }, opened) => {
+            let (has, remedy) = match opened {
+                Some(opened) => (
+                    opened,
                     "enlarge the export; if that is done, detach the disk first, so that the daemon reads the new \
                      size",
                 ),
@@ -355,19 +407,11 @@ fn can_follow(found: &Found, live: Option<&Attached>, size: u64) -> Outcome<()> 
             ))
             .remedy(remedy))
         }
-        (DatastoreSettings::Dir { .. }, Some(live)) if !size.is_multiple_of(live.size_unit()) => {
-            let unit = live.size_unit();
-            let nearest = size.next_multiple_of(unit);
-            Err(os_error::invalid(format!(
-                "it is attached, and its image is written in units of {unit} bytes"
-            ))
-            .remedy(format!("request {nearest} bytes, or detach it first")))
-        }
         _ => Ok(()),
     }
 }
 
-fn describe_new(
+pub(super) fn describe_new(
     order: &api::DiskCreate,
     settings: &DatastoreSettings,
     what: &str,
@@ -380,26 +424,7 @@ fn describe_new(
                 "name one of them with --datastore (see `tidegate datastore list`)",
             );
         }
-        if !device.is_absolute() {
-            return bad(
-                "the device's path is not absolute",
-                "give an absolute path, such as /dev/sdb",
-            );
-        }
-        if let Err(error) = device.metadata() {
-            let problem = os_error::io(format!("{} cannot be used", device.display()), &error);
-            return Err(match error.kind() {
-                io::ErrorKind::NotFound => problem.remedy(device::FIND),
-                _ => problem,
-            }
-            .within(what));
-        }
-        if !disks::is_device(device) {
-            return bad(
-                &format!("{} is not a block device", device.display()),
-                "give a block device (see `lsblk -p`), or import the file: `tidegate disk import`",
-            );
-        }
+        must_be_a_device(device, what)?;
     }
     let size = match (order.size_bytes, &order.device, settings) {
         (Some(size), _, _) => size,
@@ -435,6 +460,32 @@ fn describe_new(
     descriptor.export = order.export.clone();
     apply(&mut descriptor, &settable, what)?;
     Ok(descriptor)
+}
+
+/// Fails unless an absolute path leads to a block device.
+pub(super) fn must_be_a_device(device: &Path, what: &str) -> Outcome<()> {
+    let bad = |why: &str, remedy: &str| Err(os_error::invalid(what).because(why).remedy(remedy));
+    if !device.is_absolute() {
+        return bad(
+            "the device's path is not absolute",
+            "give an absolute path, such as /dev/sdb",
+        );
+    }
+    if let Err(error) = device.metadata() {
+        let problem = os_error::io(format!("{} cannot be used", device.display()), &error);
+        return Err(match error.kind() {
+            io::ErrorKind::NotFound => problem.remedy(device::FIND),
+            _ => problem,
+        }
+        .within(what));
+    }
+    if !disks::is_device(device) {
+        return bad(
+            &format!("{} is not a block device", device.display()),
+            "give a block device (see `lsblk -p`), or import the file: `tidegate disk import`",
+        );
+    }
+    Ok(())
 }
 
 /// Applies a command's changes to a descriptor, whose values stay in range.

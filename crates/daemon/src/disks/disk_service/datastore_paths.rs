@@ -13,6 +13,7 @@ use tidegate_api::problem::{Problem, ProblemCode};
 
 use super::DiskService;
 use crate::os_error::{self, Outcome};
+use crate::store::is_disks_folder;
 
 impl DiskService {
     /// Fails if a new datastore's directory contains, or is inside, a disk, another datastore or the daemon's state.
@@ -78,11 +79,7 @@ impl DiskService {
 
 /// Fails if a directory belongs to a disk, or is inside one that does.
 fn must_be_in_no_disk(new: &Path) -> Outcome<()> {
-    let is_disks = |folder: &&Path| match folder.join("disk.toml").symlink_metadata() {
-        Ok(there) => there.is_file(),
-        Err(_) => false,
-    };
-    match new.ancestors().find(is_disks) {
+    match new.ancestors().find(|folder| is_disks_folder(folder)) {
         None => Ok(()),
         Some(disk) => {
             let relation = relation(new, disk).unwrap_or("lies in");

@@ -215,6 +215,7 @@ fn found_of(live: &Attached, settings: Option<&DatastoreSettings>) -> Option<Fou
         settings,
         folder,
         descriptor: live.descriptor()?,
+        is_copy: false,
     })
 }
 

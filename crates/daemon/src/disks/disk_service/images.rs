@@ -13,23 +13,26 @@ use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 
 use super::DiskService;
-use crate::disks::attached::{Astray, Attached};
+use crate::disks::attached::{Astray, Attached, OpenImage};
 use crate::os_error::Outcome;
-use crate::store::{COMMON, Found, Identity};
+use crate::store::{COMMON, Found, Identity, is_disks_folder};
 
 impl DiskService {
     /// Fails if a disk's device shares bytes with that of an attached disk, and one of the two writes.
     pub(super) fn must_not_share_bytes(&self, found: &Found) -> Outcome<()> {
-        let Some(device) = &found.descriptor.device else {
-            return Ok(());
-        };
+        for device in found.descriptor.devices() {
+            self.must_not_share_device(found, device)?;
+        }
+        Ok(())
+    }
+
+    fn must_not_share_device(&self, found: &Found, device: &Path) -> Outcome<()> {
         let Ok(ours) = Identity::at(device) else {
             return Ok(());
         };
         for live in self.live.all() {
             let writes = !found.descriptor.read_only || !live.is_read_only();
-            let theirs = live.image();
-            if writes && theirs.is_some_and(|theirs| theirs.shares_bytes(ours)) {
+            if writes && live.uses(ours) {
                 let (name, other) = (&found.name, live.name());
                 let what = format!("disk {name} may not use {}", device.display());
                 return Err(Problem::new(ProblemCode::Busy, what)
@@ -48,7 +51,7 @@ impl DiskService {
         let remedy = "choose another file";
         self.must_not_be_ours(path, &what())?;
         let folder = path.parent().unwrap_or(Path::new("/"));
-        if folder.join("disk.toml").symlink_metadata().is_ok() {
+        if is_disks_folder(folder) {
             return Err(Problem::new(ProblemCode::Busy, what())
                 .because(format!("{} is a disk's directory", folder.display()))
                 .remedy(remedy));
@@ -108,7 +111,7 @@ impl DiskService {
         };
         let live = self.live.all().into_iter();
         let attached = live
-            .filter(|live| live.image().is_some_and(|image| image.shares_bytes(there)))
+            .filter(|live| live.uses(there))
             .map(|live| live.name().clone());
         let mut images: Vec<_> = attached.collect();
         for (datastore, settings) in self.store.datastores()? {
@@ -120,7 +123,11 @@ impl DiskService {
             let found = self.surveys.at(&datastore, move || {
                 let disks = store.disks(&on, &settings)?.into_values();
                 let is_it = |found: &Found| {
-                    Identity::at(&found.image()).is_ok_and(|image| image.shares_bytes(there))
+                    let is_same = |path: &Path| {
+                        Identity::at(path).is_ok_and(|image| image.shares_bytes(there))
+                    };
+                    is_same(&found.image())
+                        || found.descriptor.devices().any(|device| is_same(device))
                 };
                 Ok(disks.filter_map(Result::ok).find(is_it))
             });
@@ -131,34 +138,13 @@ impl DiskService {
 
     /// Checks whether an attached disk's image is still at its path, and logs a change.
     pub(super) fn look_after_image(&self, live: &Arc<Attached>) {
-        let (Some(opened @ Identity::File { .. }), Ok(settings)) =
-            (live.image(), self.store.datastore(live.datastore()))
-        else {
-            return;
-        };
-        let Some(path) = live.image_on(&settings) else {
-            return;
-        };
-        let missing = |error: &io::Error| {
-            matches!(
-                error.kind(),
-                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
-            )
-        };
-        let mut astray = match Identity::at(&path) {
-            Ok(there) if there == opened => None,
-            Ok(_) => Some(Astray::Replaced),
-            Err(error) if missing(&error) => Some(Astray::Gone),
-            // A server that does not respond gives no answer.
-            Err(_) => return,
-        };
-        if astray.is_some()
-            && self
-                .store
-                .must_be_mounted(live.datastore(), &settings)
-                .is_err()
-        {
-            astray = Some(Astray::Unmounted);
+        let mut astray = None;
+        for image in live.images() {
+            match self.astray(&image) {
+                Ok(fault) => astray = astray.or(fault),
+                // A server that does not respond gives no answer.
+                Err(_) => return,
+            }
         }
         if !live.goes_astray(astray) {
             return;
@@ -169,6 +155,33 @@ impl DiskService {
             }
             None => tracing::info!(disk = %live.name(), "a disk's image is back"),
         }
+    }
+
+    /// The fault at the path of an open image, if there is one.
+    fn astray(&self, image: &OpenImage) -> io::Result<Option<Astray>> {
+        let Ok(settings) = self.store.datastore(&image.datastore) else {
+            return Ok(None);
+        };
+        if matches!(image.identity, Identity::Device(_)) {
+            return Ok(None);
+        }
+        let missing = |error: &io::Error| {
+            matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+            )
+        };
+        let astray = match Identity::at(&image.path) {
+            Ok(there) if there == image.identity => return Ok(None),
+            Ok(_) => Astray::Replaced,
+            Err(error) if missing(&error) => Astray::Gone,
+            Err(error) => return Err(error),
+        };
+        let mounted = self.store.must_be_mounted(&image.datastore, &settings);
+        Ok(Some(match mounted {
+            Ok(()) => astray,
+            Err(_) => Astray::Unmounted,
+        }))
     }
 
     /// Fails if an attached disk's open image is no longer at its path.

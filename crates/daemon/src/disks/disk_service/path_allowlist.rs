@@ -52,16 +52,16 @@ impl DiskService {
 
     /// Allows exactly the paths that a disk's descriptor names now.
     pub(super) fn agree(&self, found: &Found) -> Outcome<()> {
-        let device = found.descriptor.device.iter().cloned();
-        self.set_agreed(found, files_of(found).chain(device).collect())
+        let devices = found.descriptor.devices().cloned();
+        self.set_agreed(found, files_of(found).chain(devices).collect())
     }
 
-    /// Allows exactly the files that a disk's filters write now. Whether its device is allowed does not change.
+    /// Allows exactly the files that a disk's filters write now. Whether its devices are allowed does not change.
     pub(super) fn agree_to_filters(&self, found: &Found) -> Outcome<()> {
-        let device = found.descriptor.device.iter().cloned();
         let before = self.agreed_of(found)?;
-        let device = device.filter(|device| before.contains(device));
-        self.set_agreed(found, files_of(found).chain(device).collect())
+        let devices = found.descriptor.devices();
+        let devices = devices.filter(|device| before.contains(*device)).cloned();
+        self.set_agreed(found, files_of(found).chain(devices).collect())
     }
 
     /// Removes the allowed paths of a disk.
@@ -71,12 +71,14 @@ impl DiskService {
 
     /// Fails if a disk's image is a device that is not allowed on this host.
     pub(super) fn must_be_agreed(&self, found: &Found) -> Outcome<()> {
-        let Some(device) = &found.descriptor.device else {
-            return Ok(());
-        };
-        if !is_strangers(found) || self.agreed_of(found)?.contains(device) {
+        if !is_strangers(found) || found.descriptor.devices().next().is_none() {
             return Ok(());
         }
+        let agreed = self.agreed_of(found)?;
+        let mut devices = found.descriptor.devices();
+        let Some(device) = devices.find(|device| !agreed.contains(*device)) else {
+            return Ok(());
+        };
         let (name, device) = (&found.name, device.display());
         Err(
             os_error::invalid(format!("disk {name} may not use {device}"))
@@ -179,7 +181,7 @@ impl Trusted {
 pub(super) fn paths_of(found: &Found) -> Vec<PathBuf> {
     match is_strangers(found) {
         true => files_of(found)
-            .chain(found.descriptor.device.clone())
+            .chain(found.descriptor.devices().cloned())
             .collect(),
         false => Vec::new(),
     }

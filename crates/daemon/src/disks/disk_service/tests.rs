@@ -23,6 +23,7 @@ mod detaching;
 mod displaced;
 mod hanging;
 mod images;
+mod layouts;
 mod missing;
 mod mounted;
 mod nested;

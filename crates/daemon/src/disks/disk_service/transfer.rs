@@ -110,6 +110,7 @@ impl DiskService {
         let format = export::format_of(&order, &format!("cannot {what}"))?;
         let found = self.find(name)?;
         only_files(&found.settings, &what)?;
+        self.only_plain(&found, &what)?;
         if self.live.get(name).is_some() {
             return Err(self.in_use(name, format!("cannot {what}")));
         }
@@ -146,6 +147,22 @@ impl DiskService {
 }
 
 impl DiskService {
+    /// Fails for a disk whose bytes lie on several members.
+    fn only_plain(&self, found: &Found, what: &str) -> Outcome<()> {
+        let Some(layout) = &found.descriptor.layout else {
+            return Ok(());
+        };
+        let name = &found.name;
+        let uri = self.nbd_uri(name).unwrap_or_default();
+        Err(
+            Problem::new(ProblemCode::Unsupported, format!("cannot {what}"))
+                .because(format!("its layout is {layout}: none of its images has all of its bytes in order"))
+                .remedy(format!(
+                    "attach it, and copy it over NBD: tidegate disk attach {name} && nbdcopy '{uri}' FILE"
+                )),
+        )
+    }
+
     /// The error for an attached disk, with another way to copy it.
     fn in_use(&self, name: &Name, what: String) -> Problem {
         let remedy = match self.nbd_uri(name) {
@@ -165,7 +182,7 @@ impl DiskService {
     fn must_not_be_attached(&self, there: &Metadata, what: &str) -> Outcome<()> {
         let there = Identity::of(there);
         for live in self.live.all() {
-            if live.image().is_some_and(|image| image.shares_bytes(there)) {
+            if live.uses(there) {
                 let name = live.name();
                 let why = format!("it is the image of disk {name}");
                 return Err(self.in_use(name, what.to_owned()).because(why));

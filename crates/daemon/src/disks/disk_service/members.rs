@@ -1,0 +1,254 @@
+//! The members of disks with a layout: where they are, whether they can be reached, and how their images are opened.
+//!
+//! Each member is treated like a plain disk in the same place, so what holds for plain disks holds for members: the same
+//! locks, leases, allowed paths and checks. A plain disk is its own single member.
+//!
+//! # Always true
+//! - A redundant disk is opened without a member only if that member's datastore or image cannot be reached. If another
+//!   host or program has the member, the disk is not opened.
+//! - Each datastore of kind `dir` with a member has a lease of the disk, so that two hosts cannot use different members.
+
+use tidegate_api::datastore::DatastoreSettings;
+use tidegate_api::descriptor::MemberPlace;
+use tidegate_api::disk::{self as api, MemberState};
+use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
+
+use super::DiskService;
+use crate::config::plan::{self, layout};
+use crate::disks::attached::{Attached, OpenImage};
+use crate::disks::upstream_exports::ExportInUse;
+use crate::host::{self, Opened};
+use crate::os_error::Outcome;
+use crate::store::{Found, Identity};
+
+/// A member of a disk's layout.
+pub(super) struct Part {
+    pub(super) nth: usize,
+    pub(super) place: MemberPlace,
+    /// The member as a plain disk, or why its datastore cannot be used.
+    pub(super) found: Outcome<Found>,
+}
+
+/// The open images of a disk.
+#[derive(Default)]
+pub(super) struct OpenMembers {
+    /// In the layout's order. None: away.
+    pub(super) opened: Vec<Option<Opened>>,
+    pub(super) exports: Vec<ExportInUse>,
+    /// The members that are open, as plain disks.
+    pub(super) found: Vec<Found>,
+}
+
+/// What holds for all members of a disk that is being opened.
+pub(super) struct Opening<'a> {
+    pub(super) order: &'a api::DiskAttach,
+    /// Whether the disk is read-only for this attachment only.
+    pub(super) is_borrowed: bool,
+}
+
+impl OpenMembers {
+    /// The images that are files or devices.
+    pub(super) fn images(&self) -> Vec<OpenImage> {
+        let files = self
+            .found
+            .iter()
+            .filter(|member| matches!(member.settings, DatastoreSettings::Dir { .. }));
+        let open = |member: &Found| {
+            let path = member.image();
+            Some(OpenImage {
+                datastore: member.datastore.clone(),
+                identity: Identity::at(&path).ok()?,
+                path,
+            })
+        };
+        files.filter_map(open).collect()
+    }
+}
+
+impl DiskService {
+    /// The members of a disk, each with the state of its datastore.
+    pub(super) fn parts(&self, disk: &Found) -> Outcome<Vec<Part>> {
+        let spec = layout::of(&disk.descriptor)?;
+        let size = layout::member_size(spec, &disk.descriptor);
+        let places = disk.descriptor.members.iter().cloned().enumerate();
+        let part = |(nth, place): (usize, MemberPlace)| Part {
+            nth,
+            found: self.reach(disk, nth, size),
+            place,
+        };
+        Ok(places.map(part).collect())
+    }
+
+    /// A member as a plain disk, if its datastore responds and is mounted.
+    fn reach(&self, disk: &Found, nth: usize, size: u64) -> Outcome<Found> {
+        let member = self.store.member(disk, nth, size)?;
+        let (store, on) = (self.store.clone(), member.datastore.clone());
+        let settings = member.settings.clone();
+        self.looks
+            .at(&member.datastore, move || store.must_be_mounted(&on, &settings))?;
+        Ok(member)
+    }
+
+    /// All members of a disk, for a change that needs each of them.
+    pub(super) fn all_parts(&self, disk: &Found) -> Outcome<Vec<Found>> {
+        let parts = self.parts(disk)?.into_iter();
+        parts.map(|part| part.found.map_err(|e| not_there(&disk.name, part.nth, &part.place, e)))
+            .collect()
+    }
+
+    /// Opens all images of a disk.
+    pub(super) fn open_members(&self, disk: &Found, opening: &Opening<'_>) -> Outcome<OpenMembers> {
+        let spec = layout::of(&disk.descriptor)?;
+        let mut open = OpenMembers::default();
+        if spec.is_plain() {
+            self.open_member(disk, 0, opening, &mut open)?;
+            return Ok(open);
+        }
+        let mut away = None;
+        for part in self.parts(disk)? {
+            let opened = part
+                .found
+                .and_then(|member| self.open_member(&member, part.nth, opening, &mut open))
+                .map_err(|e| not_there(&disk.name, part.nth, &part.place, e));
+            match opened {
+                Ok(()) => {}
+                Err(problem) if spec.is_redundant() && is_away(&problem) => {
+                    tracing::warn!(disk = %disk.name, %problem, "a member is away");
+                    open.opened.push(None);
+                    away = away.or(Some(problem));
+                }
+                Err(problem) => return Err(problem),
+            }
+        }
+        match away {
+            Some(problem) if open.found.is_empty() => Err(problem),
+            _ => Ok(open),
+        }
+    }
+
+    fn open_member(
+        &self,
+        member: &Found,
+        nth: usize,
+        opening: &Opening<'_>,
+        open: &mut OpenMembers,
+    ) -> Outcome<()> {
+        let image = plan::image(member);
+        let read_only = member.descriptor.read_only;
+        let export = self
+            .exports
+            .enter(&member.name, nth, &image, read_only)?;
+        let opened = host::open(&image, read_only)
+            .map_err(|problem| self.leases.locked_by(member, problem))?;
+        let record = self.store.record(&member.datastore)?;
+        let coordination = record.io_control.coordination;
+        if opening.is_borrowed {
+            // On a datastore without usable locks, the host that has it may write to it meanwhile.
+            self.leases.nobody_else(member, coordination.clone())?;
+        }
+        let is_leased = open.found.iter().any(|before| share_a_lease(before, member));
+        let lease = match is_leased {
+            true => None,
+            false => self.leases.take(member, coordination, opening.order.takeover)?,
+        };
+        open.opened.push(Some(opened.under(lease)));
+        open.exports.extend(export);
+        open.found.push(member.clone());
+        Ok(())
+    }
+
+    /// Brings the copies of a disk's descriptor up to date. A copy that cannot be written is older, and used only while
+    /// the disk's home is away.
+    pub(super) fn write_copies(&self, disk: &Found) {
+        if disk.is_copy || !disk.descriptor.has_layout() {
+            return;
+        }
+        for part in self.parts(disk).unwrap_or_default() {
+            let Ok(member) = part.found else { continue };
+            let (store, disk) = (self.store.clone(), disk.clone());
+            let (on, name) = (member.datastore.clone(), disk.name.clone());
+            let written = self.looks.at(&on, move || store.write_copy(&disk, &member));
+            if let Err(problem) = written {
+                tracing::warn!(disk = %name, datastore = %on, %problem, "the copy of the disk's descriptor there is not \
+                     up to date");
+            }
+        }
+    }
+
+    /// The disk of that name by a copy of its descriptor, for a disk whose home cannot be read for this reason.
+    pub(super) fn find_copy(&self, name: &Name, unread: Problem) -> Outcome<Found> {
+        for (datastore, settings) in self.store.datastores().unwrap_or_default() {
+            let Ok(settings @ DatastoreSettings::Dir { .. }) = settings else {
+                continue;
+            };
+            let (store, on, of) = (self.store.clone(), datastore.clone(), name.clone());
+            let read = move || store.read_copy(&on, &settings, &of);
+            if let Ok(Some(found)) = self.looks.at(&datastore, read) {
+                return Ok(found);
+            }
+        }
+        Err(unread)
+    }
+
+    /// The members of a disk as they are now.
+    pub(super) fn describe_members(
+        &self,
+        disk: &Found,
+        live: Option<&Attached>,
+    ) -> Vec<api::Member> {
+        let Ok(spec) = layout::of(&disk.descriptor) else {
+            return Vec::new();
+        };
+        let size_bytes = layout::member_size(spec, &disk.descriptor);
+        let parts = self.parts(disk).unwrap_or_default().into_iter();
+        let describe = |part: Part| {
+            let io = live.and_then(|live| live.members().get(part.nth)?.clone());
+            let image = part.found.as_ref().ok().map(Found::image);
+            let is_file = matches!(
+                &part.found,
+                Ok(Found { settings: DatastoreSettings::Dir { .. }, .. })
+            );
+            let path = image.filter(|_| is_file);
+            let state = match (live, &io) {
+                (Some(_), Some(_)) => MemberState::InSync,
+                (None, _) if part.found.is_ok() && path.as_ref().is_none_or(|path| path.exists()) => {
+                    MemberState::Present
+                }
+                _ => MemberState::Away,
+            };
+            api::Member {
+                member: u8::try_from(part.nth).unwrap_or(u8::MAX),
+                datastore: part.place.datastore,
+                device: part.place.device,
+                export: part.place.export,
+                mirror: layout::mirror_of(spec, part.nth),
+                size_bytes,
+                allocated_bytes: part.found.as_ref().ok().and_then(Found::allocated),
+                path,
+                state,
+                io: io.map(|io| io.io),
+                problem: part.found.err(),
+            }
+        };
+        parts.map(describe).collect()
+    }
+}
+
+/// Whether one lease is for both members: a disk has one on a datastore of kind `dir`.
+pub(super) fn share_a_lease(one: &Found, other: &Found) -> bool {
+    one.datastore == other.datastore && matches!(one.settings, DatastoreSettings::Dir { .. })
+}
+
+/// Whether a member is not there, as opposed to being in use or damaged.
+fn is_away(problem: &Problem) -> bool {
+    matches!(
+        problem.code,
+        ProblemCode::Datastore | ProblemCode::NotFound
+    )
+}
+
+/// The problem of a member that cannot be used.
+pub(super) fn not_there(disk: &Name, nth: usize, place: &MemberPlace, problem: Problem) -> Problem {
+    problem.within(format!("member {nth} of disk {disk}, on {place}, cannot be used"))
+}

@@ -1,0 +1,234 @@
+//! Disks with a layout: creation, deletion and resize, with datastores that are there and that are not.
+
+use tidegate_api::descriptor::MemberPlace;
+use tidegate_api::disk::MemberState;
+use tidegate_core::layout::DATA_AT;
+
+use super::*;
+
+fn order(disk: &str, layout: &str, on: &[&str]) -> DiskCreate {
+    let mut order = DiskCreate::new(name(disk), SIZE);
+    order.layout = Some(layout.to_owned());
+    order.members = on.iter().map(|text| text.parse().unwrap()).collect();
+    order
+}
+
+/// Two more datastores, `one` and `two`.
+fn two(stage: &Stage) -> [PathBuf; 2] {
+    ["one", "two"].map(|datastore| stage.datastore(datastore))
+}
+
+impl Stage {
+    fn create(&self, order: &DiskCreate) -> Outcome<api::Disk> {
+        self.disk_service.create(order)
+    }
+
+    /// The error of a creation that leaves nothing.
+    fn refused(&self, order: &DiskCreate) -> String {
+        let problem = self.create(order).unwrap_err();
+        let datastores = self.disk_service.store.datastores().unwrap();
+        for (on, settings) in datastores {
+            let path = match settings.unwrap() {
+                DatastoreSettings::Dir { path, .. } => path,
+                _ => continue,
+            };
+            let left = path.join(order.name.as_str());
+            assert!(!left.exists(), "{} on {on} is left", left.display());
+        }
+        format!("{problem}; {}", problem.remedy.as_deref().unwrap_or(""))
+    }
+}
+
+/// Names of the files in a disk's directory.
+fn files(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<_> = entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_mirror_has_an_image_of_member_size_on_each_datastore_and_is_one_disk() {
+    let stage = stage();
+    let [one, two] = two(&stage);
+    let disk = stage.create(&order("a", "mirror", &["one", "two"])).unwrap();
+    assert_eq!((disk.layout.as_str(), disk.size_bytes), ("mirror", SIZE));
+    assert_eq!(disk.datastore.as_str(), "one");
+    let told: Vec<_> = disk
+        .members
+        .iter()
+        .map(|member| (member.datastore.as_str(), member.state, member.size_bytes))
+        .collect();
+    let size = DATA_AT + SIZE;
+    assert_eq!(
+        told,
+        [("one", MemberState::Present, size), ("two", MemberState::Present, size)]
+    );
+    assert_eq!(files(&one.join("a")), ["disk.toml", "image"]);
+    assert_eq!(files(&two.join("a")), ["image", "member.toml"]);
+    for path in [&one, &two] {
+        assert_eq!(fs::metadata(path.join("a/image")).unwrap().len(), size);
+    }
+    let listed = stage.disk_service.disks(None).unwrap();
+    assert_eq!(listed.len(), 1, "{listed:?}");
+    assert_eq!(stage.disk_service.disks(Some(&name("two"))).unwrap(), []);
+    // Its name is taken on both datastores.
+    for on in ["one", "two"] {
+        let mut plain = DiskCreate::new(name("a"), SIZE);
+        plain.datastore = Some(name(on));
+        assert_eq!(stage.create(&plain).unwrap_err().code, ProblemCode::Exists);
+    }
+    stage.disk_service.delete(&name("a")).unwrap();
+    assert!(!one.join("a").exists() && !two.join("a").exists());
+}
+
+#[test]
+fn a_size_is_rounded_up_to_whole_rows() {
+    let stage = stage();
+    two(&stage);
+    let mut order = order("a", "stripe:chunk=64K", &["one", "two", "shared"]);
+    order.size_bytes = Some(SIZE);
+    let disk = stage.create(&order).unwrap();
+    assert_eq!(disk.layout, "stripe:chunk=64KiB");
+    assert_eq!(disk.size_bytes, 6 * 3 * 65_536);
+    let grown = DiskResize {
+        size_bytes: 2 * SIZE,
+        data: ResizeData::Keep,
+    };
+    let disk = stage.disk_service.resize(&name("a"), grown).unwrap();
+    assert_eq!(disk.size_bytes, 11 * 3 * 65_536);
+    let image = fs::metadata(stage.shared.join("a/image")).unwrap();
+    assert_eq!(image.len(), DATA_AT + 11 * 65_536);
+    let copy = fs::read_to_string(stage.shared.join("a/member.toml")).unwrap();
+    let home = fs::read_to_string(stage.place.path().join("one/a/disk.toml")).unwrap();
+    assert_eq!(copy, home);
+    let smaller = DiskResize {
+        size_bytes: SIZE,
+        data: ResizeData::MayCutOff,
+    };
+    let refused = stage.disk_service.resize(&name("a"), smaller).unwrap_err();
+    assert_eq!(refused.code, ProblemCode::Unsupported, "{refused}");
+}
+
+#[test]
+fn places_that_do_not_suit_a_layout_are_refused_and_nothing_is_left() {
+    let stage = stage();
+    two(&stage);
+    let ram = DatastoreSettings::Memory {};
+    stage.disk_service.add_datastore(&name("ram"), ram).unwrap();
+    let cases: [(&str, &[&str], &str); 10] = [
+        ("mirror", &["one"], "2 to 4 members, not 1"),
+        ("mirror", &["one", "one"], "a mirror there would protect nothing"),
+        ("mirror", &["ram", "ram"], "a mirror there would protect nothing"),
+        ("stripe", &["one", "one"], "a stripe there would be no faster"),
+        ("mirror+stripe", &["one", "one", "two", "ram"], "members 0 and 1"),
+        ("mirror", &["one", "nowhere"], "there is no datastore nowhere"),
+        ("mirror", &["one", "two:device=/dev/null"], "/dev/null is not a block device"),
+        ("mirror", &["one", "ram:device=/dev/sda"], "only datastores of kind dir"),
+        ("mirror", &["one", "two:export=x"], "datastore two has no exports"),
+        ("plain", &["one", "two"], "a plain disk has one place, not 2"),
+    ];
+    for (layout, on, says) in cases {
+        let text = stage.refused(&order("a", layout, on));
+        assert!(text.contains(says), "{layout} on {on:?}: {text}");
+    }
+    let mut both = order("a", "mirror", &["one", "two"]);
+    both.datastore = Some(name("one"));
+    assert!(stage.refused(&both).contains("--on DATASTORE"));
+    let mut sizeless = order("a", "mirror", &["one", "two"]);
+    sizeless.size_bytes = None;
+    assert!(stage.refused(&sizeless).contains("it needs a size"));
+    let mut huge = order("a", "mirror", &["one", "two"]);
+    huge.size_bytes = Some(1 << 50);
+    huge.allocation = api::Allocation::Thick;
+    stage.refused(&huge);
+}
+
+#[test]
+fn a_creation_that_fails_on_a_later_member_leaves_nothing_on_earlier_ones() {
+    let stage = stage();
+    let [one, two] = two(&stage);
+    // The home is created last: what stands in its way comes after the other member.
+    fs::create_dir(one.join("a")).unwrap();
+    let refused = stage.create(&order("a", "mirror", &["one", "two"])).unwrap_err();
+    assert_eq!(refused.code, ProblemCode::Exists, "{refused}");
+    assert!(refused.to_string().contains("one/a exists"), "{refused}");
+    assert!(!two.join("a").exists());
+    assert_eq!(files(&one.join("a")), Vec::<String>::new());
+}
+
+#[test]
+fn one_place_and_no_layout_is_a_plain_disk() {
+    let stage = stage();
+    two(&stage);
+    let mut order = DiskCreate::new(name("a"), SIZE);
+    order.members = vec![MemberPlace::on(name("two"))];
+    let disk = stage.create(&order).unwrap();
+    assert_eq!((disk.layout.as_str(), disk.datastore.as_str()), ("plain", "two"));
+    assert_eq!(disk.members, []);
+    let image = fs::metadata(stage.place.path().join("two/a/image")).unwrap();
+    assert_eq!(image.len(), SIZE);
+}
+
+#[test]
+fn a_disk_whose_member_is_away_is_not_deleted_before_its_datastore_is_removed() {
+    let stage = stage();
+    let [one, two] = two(&stage);
+    stage.create(&order("a", "mirror", &["one", "two"])).unwrap();
+    let aside = stage.place.path().join("aside");
+    fs::rename(&two, &aside).unwrap();
+    let disk = stage.disk_service.disk(&name("a")).unwrap();
+    assert_eq!(disk.members[1].state, MemberState::Away);
+    assert!(disk.members[1].problem.is_some());
+    let grown = DiskResize {
+        size_bytes: 2 * SIZE,
+        data: ResizeData::Keep,
+    };
+    let refused = stage.disk_service.resize(&name("a"), grown).unwrap_err();
+    assert!(refused.to_string().contains("member 1 of disk a, on two"), "{refused}");
+    let refused = stage.disk_service.delete(&name("a")).unwrap_err();
+    let remedy = refused.remedy.unwrap();
+    assert!(remedy.contains("tidegate datastore remove two"), "{remedy}");
+    assert!(one.join("a/image").exists());
+    stage.disk_service.remove_datastore(&name("two")).unwrap();
+    stage.disk_service.delete(&name("a")).unwrap();
+    assert!(!one.join("a").exists() && aside.join("a/image").exists());
+}
+
+#[test]
+fn a_disk_is_found_by_the_copy_of_its_descriptor_while_its_home_is_away() {
+    let stage = stage();
+    let [one, _] = two(&stage);
+    stage.create(&order("a", "mirror", &["one", "two"])).unwrap();
+    fs::rename(&one, stage.place.path().join("aside")).unwrap();
+    let disk = stage.disk_service.disk(&name("a")).unwrap();
+    assert_eq!(disk.datastore.as_str(), "one");
+    let states = disk.members.iter().map(|member| member.state);
+    assert_eq!(
+        states.collect::<Vec<_>>(),
+        [MemberState::Away, MemberState::Present]
+    );
+    let refused = stage
+        .disk_service
+        .set(&name("a"), &DiskSet::default())
+        .unwrap_err();
+    assert!(refused.to_string().contains("datastore one"), "{refused}");
+    assert!(stage.disk_service.delete(&name("a")).is_err());
+}
+
+#[test]
+fn a_disk_with_a_layout_is_not_exported_from_one_of_its_images() {
+    let stage = stage();
+    two(&stage);
+    stage.create(&order("a", "mirror", &["one", "two"])).unwrap();
+    let export = DiskExport {
+        file: stage.place.path().join("a.raw"),
+        format: None,
+        existing: Existing::Keep,
+    };
+    let refused = stage.disk_service.export(&name("a"), export).unwrap_err();
+    assert_eq!(refused.code, ProblemCode::Unsupported);
+    assert!(refused.remedy.unwrap().contains("nbdcopy"));
+}
