@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use tidegate_api::datastore::IoMode;
@@ -17,7 +17,6 @@ use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::filter::FilterReport;
 use tidegate_core::filter::stats::StatsReport;
 use tidegate_core::iocontrol::{GroupId, GroupPolicy, Policy};
-use tidegate_core::layout::LayoutSpec;
 use tidegate_core::request::DiskId;
 use tidegate_core::units::{Span, Time};
 use tidegate_engine::datastore::condition::Harm;
@@ -34,9 +33,10 @@ use crate::os_error::limits;
 use crate::os_error::{self, Outcome};
 
 mod joined;
+mod refusals;
 
-pub(crate) use joined::MemberIo;
 use joined::Joined;
+pub(crate) use joined::MemberIo;
 
 /// The NBD protocol types of the engine.
 pub(crate) mod nbd {
@@ -49,13 +49,17 @@ pub(crate) mod nbd {
 /// How long a change of filters may wait for I/O in flight: longer than any I/O of a datastore that works.
 const CHANGING: Duration = Duration::from_secs(30);
 
+/// How long a layout may take to open: longer than its members need to tell their states, and to make equal what a crash
+/// left unequal.
+const OPENING: Duration = Duration::from_secs(60);
+
 /// The engine's identifier of a disk.
 pub(crate) type Key = DiskId;
 
 /// The I/O threads of this host.
 pub(crate) struct Host {
     /// None once they are stopped.
-    engine: Mutex<Option<Engine>>,
+    engine: RwLock<Option<Engine>>,
     threads: u32,
     cpus: Vec<u32>,
 }
@@ -75,7 +79,6 @@ pub(crate) struct Disk {
     seen: Joined,
     thread: u32,
 }
-
 
 /// State of a disk's lease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -121,7 +124,7 @@ impl Host {
         let engine = Engine::start(&settings).map_err(|e| unstarted(&e, plan.count))?;
         let number = |n: &usize| u32::try_from(*n).unwrap_or(u32::MAX);
         Ok(Host {
-            engine: Mutex::new(Some(engine)),
+            engine: RwLock::new(Some(engine)),
             threads: number(&plan.count),
             cpus: plan.cpus.iter().map(number).collect(),
         })
@@ -170,16 +173,19 @@ impl Host {
             queues: plan.queues,
             seg_max: plan.seg_max,
             filters: plan.filters.clone(),
-            layout: LayoutSpec::Plain,
+            layout: plan.layout,
             control,
         };
         let (images, seen) = joined::take_apart(plan, opened);
-        let attached = self.with(|engine| Ok(attach_images(engine, plan, spec, images)))?;
+        let attached = self.with(|engine| Ok(attach_images(engine, spec, images)))?;
         let disk = attached.map_err(|e| match e.kind() {
             Kind::Invalid if seen.opened_size < plan.size && plan.layout.is_plain() => {
                 problem(&e).remedy(mend_cut(&plan.name, seen.opened_size, plan.block_size))
             }
-            _ => problem(&e),
+            _ => match e.refusal() {
+                Some(refusal) => refusals::told(plan, refusal),
+                None => problem(&e),
+            },
         })?;
         Ok(Disk {
             thread: u32::try_from(disk.thread()).unwrap_or(u32::MAX),
@@ -221,7 +227,7 @@ impl Host {
     pub(crate) fn stop(&self) {
         let engine = self
             .engine
-            .lock()
+            .write()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         if let Some(engine) = engine {
@@ -230,7 +236,7 @@ impl Host {
     }
 
     fn with<T>(&self, use_it: impl FnOnce(&Engine) -> Outcome<T>) -> Outcome<T> {
-        let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
+        let engine = self.engine.read().unwrap_or_else(PoisonError::into_inner);
         match engine.as_ref() {
             Some(engine) => use_it(engine),
             None => Err(
@@ -244,13 +250,15 @@ impl Host {
 /// Attaches the images of a disk.
 fn attach_images(
     engine: &Engine,
-    plan: &DiskPlan,
     spec: DiskSpec,
     mut images: Vec<Option<OpenedImage>>,
 ) -> Result<tidegate_engine::Disk, tidegate_engine::Error> {
-    match (plan.layout.is_plain(), images.pop().flatten()) {
-        (true, Some(image)) => engine.attach(spec, image),
-        _ => Err(tidegate_engine::Error::new(Kind::Unsupported, "layouts are not supported yet")),
+    match images.as_mut_slice() {
+        [Some(_)] if spec.layout.is_plain() => {
+            let image = images.pop().flatten().expect("it was just seen");
+            engine.attach(spec, image)
+        }
+        _ => engine.attach_members(spec, images, OPENING),
     }
 }
 

@@ -362,7 +362,7 @@ fn plan(options: &OneOptions) -> Outcome<DiskPlan> {
         seg_max: options.seg_max,
         filters: filters::stack(&options.filters, options.name.as_str(), traced)?,
         layout: LayoutSpec::Plain,
-        members: 1,
+        members: vec!["here".to_owned()],
         image,
     })
 }

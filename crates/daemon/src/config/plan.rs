@@ -371,7 +371,8 @@ pub(crate) struct DiskPlan {
     pub(crate) filters: filters::Stack,
     /// How its bytes lie on its members.
     pub(crate) layout: LayoutSpec,
-    pub(crate) members: usize,
+    /// Where its members are, in words. A plain disk has one.
+    pub(crate) members: Vec<String>,
     /// The image of a plain disk.
     pub(crate) image: ImagePlan,
 }
@@ -404,7 +405,10 @@ pub(crate) fn disk(found: &Found) -> Outcome<DiskPlan> {
             filters::traced(&found.descriptor),
         )?,
         layout: layout::of(&found.descriptor)?,
-        members: found.descriptor.members.len().max(1),
+        members: match found.descriptor.members.as_slice() {
+            [] => vec![found.datastore.to_string()],
+            members => members.iter().map(ToString::to_string).collect(),
+        },
         image: image(found),
     })
 }

@@ -227,7 +227,12 @@ impl Attached {
 
     /// Ends its use of its datastore, after it was detached.
     pub(crate) fn leave_datastore(&self) {
-        let in_use = self.standing(|standing| (standing.in_use.take(), std::mem::take(&mut standing.exports)));
+        let in_use = self.standing(|standing| {
+            (
+                standing.in_use.take(),
+                std::mem::take(&mut standing.exports),
+            )
+        });
         // Dropped outside the lock: the last user of a datastore signs off from the other hosts.
         drop(in_use);
     }

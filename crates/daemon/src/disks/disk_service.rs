@@ -247,7 +247,9 @@ impl DiskService {
             for (nth, bytes) in weighed.unwrap_or_default() {
                 let disk: &mut AttachedMoment = &mut disks[nth];
                 let others = disk.allocated_bytes;
-                disk.allocated_bytes = bytes.map(|bytes: u64| bytes + others.unwrap_or(0)).or(others);
+                disk.allocated_bytes = bytes
+                    .map(|bytes: u64| bytes + others.unwrap_or(0))
+                    .or(others);
             }
         }
         Ok(disks)
@@ -485,11 +487,16 @@ fn must_be_home(found: &Found) -> Outcome<()> {
     let (name, home) = (&found.name, &found.datastore);
     match found.is_copy {
         false => Ok(()),
-        true => Err(
-            Problem::new(ProblemCode::Datastore, format!("disk {name} cannot be changed now"))
-                .because(format!("its descriptor is on datastore {home}, which cannot be used"))
-                .remedy(format!("mount or repair datastore {home} first (see `tidegate datastore list`)")),
-        ),
+        true => Err(Problem::new(
+            ProblemCode::Datastore,
+            format!("disk {name} cannot be changed now"),
+        )
+        .because(format!(
+            "its descriptor is on datastore {home}, which cannot be used"
+        ))
+        .remedy(format!(
+            "mount or repair datastore {home} first (see `tidegate datastore list`)"
+        ))),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What an attached disk's images have in common: its members as one image.
+//! An attached disk as the daemon sees it: what its images have in common.
 //!
 //! # Always true
 //! - For a plain disk, each value is its image's own.
@@ -54,18 +54,25 @@ pub(super) fn take_apart(
     let mut io: Vec<_> = there().map(|opened| opened.io.clone()).collect();
     io.dedup();
     let seen = Joined {
-        opened_size: plan.layout.size_for(smallest, plan.members),
+        opened_size: plan.layout.size_for(smallest, plan.members.len()),
         unit: there().map(Opened::unit).max().unwrap_or(1),
         size_unit: match plan.layout.is_plain() {
             true => largest_unit,
-            false => plan.layout.row(plan.members),
+            false => plan.layout.row(plan.members.len()),
         },
         io: io.join(", "),
-        upstream: there().filter_map(|opened| opened.upstream.clone()).collect(),
+        upstream: there()
+            .filter_map(|opened| opened.upstream.clone())
+            .collect(),
         watches: there().filter_map(|opened| opened.watch.clone()).collect(),
         is_redundant: plan.layout.is_redundant(),
-        members: opened.iter().map(|opened| opened.as_ref().map(member)).collect(),
+        members: opened
+            .iter()
+            .map(|opened| opened.as_ref().map(member))
+            .collect(),
     };
-    let images = opened.into_iter().map(|opened| opened.map(|opened| opened.image));
+    let images = opened
+        .into_iter()
+        .map(|opened| opened.map(|opened| opened.image));
     (images.collect(), seen)
 }

@@ -125,15 +125,12 @@ impl Store {
         if !matches!(member.settings, DatastoreSettings::Dir { .. }) || !member.is_copy {
             return Ok(());
         }
-        let file = member.descriptor_file();
-        if read_descriptor(&file).is_ok_and(|copy| copy == disk.descriptor) {
+        let copy = member.descriptor_file();
+        if read_descriptor(&copy).is_ok_and(|copied| copied == disk.descriptor) {
             return Ok(());
         }
-        files::replace(
-            Location::in_disk(&file),
-            disk.descriptor.write().as_bytes(),
-        )
-        .map_err(|e| os_error::io(format!("cannot write {}", file.display()), &e))
+        files::replace(Location::in_disk(&copy), disk.descriptor.write().as_bytes())
+            .map_err(|e| os_error::io(format!("cannot write {}", copy.display()), &e))
     }
 
     /// The disk of that name by the copy of its descriptor on this datastore, if there is one.
@@ -150,7 +147,10 @@ impl Store {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => {
-                return Err(os_error::io(format!("cannot read {}", copy.display()), &error));
+                return Err(os_error::io(
+                    format!("cannot read {}", copy.display()),
+                    &error,
+                ));
             }
         }
         let descriptor = read_descriptor(&copy)

@@ -6,12 +6,16 @@ use tidegate_core::layout::LayoutSpec;
 use crate::os_error::{self, Outcome};
 
 /// What to write for a layout.
-const LAYOUTS: &str = "use plain, stripe:chunk=256K, mirror or mirror+stripe:chunk=256K (see docs/layouts.md)";
+const LAYOUTS: &str =
+    "use plain, stripe:chunk=256K, mirror or mirror+stripe:chunk=256K (see docs/layouts.md)";
 
 /// The layout that a text means.
 pub(crate) fn read(text: &str) -> Outcome<LayoutSpec> {
-    text.parse()
-        .map_err(|why: String| os_error::invalid("there is no such layout").because(why).remedy(LAYOUTS))
+    text.parse().map_err(|why: String| {
+        os_error::invalid("there is no such layout")
+            .because(why)
+            .remedy(LAYOUTS)
+    })
 }
 
 /// The layout of a disk.
@@ -26,9 +30,11 @@ pub(crate) fn of(descriptor: &Descriptor) -> Outcome<LayoutSpec> {
         return Ok(spec);
     }
     let nearest = spec.round_up(size, descriptor.members.len());
-    Err(os_error::invalid(format!("{size} bytes are no whole number of rows of {spec}"))
-        .because(format!("a row has {row} bytes"))
-        .remedy(format!("use {nearest} bytes")))
+    Err(os_error::invalid(format!(
+        "{size} bytes are no whole number of rows of {spec}"
+    ))
+    .because(format!("a row has {row} bytes"))
+    .remedy(format!("use {nearest} bytes")))
 }
 
 /// Fails unless a layout works with so many members.

@@ -152,7 +152,7 @@ mod tests {
             seg_max: 126,
             filters: Vec::new(),
             layout: tidegate_core::layout::LayoutSpec::Plain,
-            members: 1,
+            members: vec!["here".to_owned()],
             image: ImagePlan::Null { size },
         };
         let opened = host::open(&plan.image, false).unwrap();

@@ -206,7 +206,10 @@ impl DiskService {
         let found = &trusted.found;
         let plan = plan::disk(found)?;
         // A disk is under the control of one datastore: its own, or if that is away, that of the first member.
-        let own = members.found.iter().find(|m| m.datastore == found.datastore);
+        let own = members
+            .found
+            .iter()
+            .find(|m| m.datastore == found.datastore);
         let under = own.or(members.found.first()).unwrap_or(found);
         let record = self.store.record(&under.datastore)?;
         let in_use = self.controls.enter(

@@ -84,10 +84,14 @@ impl DiskService {
                 .map_err(|e| not_there(&order.name, nth, place, e).within(what))
         };
         let count = order.members.len();
-        let members: Vec<_> = (0..count).map(|nth| member(nth, 0)).collect::<Outcome<_>>()?;
+        let members: Vec<_> = (0..count)
+            .map(|nth| member(nth, 0))
+            .collect::<Outcome<_>>()?;
         let size = size_of(order, spec, &members).map_err(|e| e.within(what))?;
         let member_size = spec.member_size(size, count);
-        let members = (0..count).map(|nth| member(nth, member_size)).collect::<Outcome<_>>()?;
+        let members = (0..count)
+            .map(|nth| member(nth, member_size))
+            .collect::<Outcome<_>>()?;
         disk.descriptor = describe_new(&without_places(order, size), &disk.settings, what)?;
         match spec {
             LayoutSpec::Plain => {
@@ -108,7 +112,9 @@ impl DiskService {
             let (store, on) = (self.store.clone(), member.datastore.clone());
             let settings = member.settings.clone();
             self.looks
-                .at(&member.datastore, move || store.must_be_mounted(&on, &settings))
+                .at(&member.datastore, move || {
+                    store.must_be_mounted(&on, &settings)
+                })
                 .map_err(|e| e.within(what))?;
             let Some(device) = &member.descriptor.device else {
                 continue;
@@ -135,7 +141,9 @@ impl DiskService {
         let after = spec.round_up(order.size_bytes, count);
         if after < before {
             return Err(Problem::new(ProblemCode::Unsupported, what)
-                .because(format!("it has {before} bytes, and a disk with a layout cannot shrink"))
+                .because(format!(
+                    "it has {before} bytes, and a disk with a layout cannot shrink"
+                ))
                 .remedy("create a smaller disk, and copy what you need over NBD"));
         }
         disk.descriptor.size.0 = after;
@@ -144,7 +152,10 @@ impl DiskService {
         let live = self.live.get(&disk.name);
         if after > before {
             let members = self.all_parts(&disk).map_err(|e| e.within(what))?;
-            let (had, size) = (spec.member_size(before, count), spec.member_size(after, count));
+            let (had, size) = (
+                spec.member_size(before, count),
+                spec.member_size(after, count),
+            );
             for (nth, member) in members.iter().enumerate() {
                 let opened = match &live {
                     None => None,
@@ -187,7 +198,9 @@ impl DiskService {
                 true => Purpose::Change,
                 false => Purpose::Forget,
             };
-            let is_leased = members[..nth].iter().any(|before| share_a_lease(before, member));
+            let is_leased = members[..nth]
+                .iter()
+                .any(|before| share_a_lease(before, member));
             let one = match (is_leased, purpose) {
                 (false, _) => self.hold_image(member, purpose),
                 (true, Purpose::Forget) => continue,
@@ -274,7 +287,12 @@ fn size_of(order: &api::DiskCreate, spec: LayoutSpec, members: &[Found]) -> Outc
             return Err(os_error::invalid("it needs a size").remedy("give one, such as --size 10G"));
         };
         return match spec.size_for(has, count) {
-            0 => Err(too_small(nth, &members[nth], has, DATA_AT + spec.row(count))),
+            0 => Err(too_small(
+                nth,
+                &members[nth],
+                has,
+                DATA_AT + spec.row(count),
+            )),
             size => Ok(size),
         };
     };
@@ -285,7 +303,9 @@ fn size_of(order: &api::DiskCreate, spec: LayoutSpec, members: &[Found]) -> Outc
             let problem = too_small(nth, &members[nth], has, needs);
             Err(match spec.size_for(has, count) {
                 0 => problem,
-                most => problem.remedy(format!("request at most --size {most}, or name a larger one")),
+                most => problem.remedy(format!(
+                    "request at most --size {most}, or name a larger one"
+                )),
             })
         }
         _ => Ok(size),
@@ -303,9 +323,13 @@ fn too_small(nth: usize, member: &Found, has: u64, needs: u64) -> Problem {
 fn capacity(member: &Found) -> Outcome<Option<u64>> {
     if let Some(device) = &member.descriptor.device {
         if !matches!(member.settings, DatastoreSettings::Dir { .. }) {
-            return Err(os_error::invalid(format!("{} cannot be on datastore {}", device.display(), member.datastore))
-                .because("only datastores of kind dir have disks on devices")
-                .remedy("name one of them (see `tidegate datastore list`)"));
+            return Err(os_error::invalid(format!(
+                "{} cannot be on datastore {}",
+                device.display(),
+                member.datastore
+            ))
+            .because("only datastores of kind dir have disks on devices")
+            .remedy("name one of them (see `tidegate datastore list`)"));
         }
         must_be_a_device(device, &format!("cannot use {}", device.display()))?;
         let size = disks::device_size(device);
@@ -315,10 +339,11 @@ fn capacity(member: &Found) -> Outcome<Option<u64>> {
     }
     match plan::image(member) {
         image @ ImagePlan::Nbd { .. } => Ok(Some(host::open(&image, true)?.size())),
-        _ if member.descriptor.export.is_some() => {
-            Err(os_error::invalid(format!("datastore {} has no exports", member.datastore))
-                .remedy("name a datastore of kind nbd, or leave the export out"))
-        }
+        _ if member.descriptor.export.is_some() => Err(os_error::invalid(format!(
+            "datastore {} has no exports",
+            member.datastore
+        ))
+        .remedy("name a datastore of kind nbd, or leave the export out")),
         _ => Ok(None),
     }
 }
@@ -346,14 +371,18 @@ fn clash(one: &Found, other: &Found, twins: bool) -> Option<(String, String)> {
     let is_same = one.datastore == other.datastore;
     let protects_nothing = || {
         let why = format!("both are on datastore {on}: a mirror there would protect nothing");
-        (why, "name another datastore for one of them (see `tidegate datastore list`)".to_owned())
+        (
+            why,
+            "name another datastore for one of them (see `tidegate datastore list`)".to_owned(),
+        )
     };
     match (&one.descriptor.device, &other.descriptor.device) {
         (Some(device), Some(same)) => {
             let (ours, theirs) = (Identity::at(device).ok()?, Identity::at(same).ok()?);
             let (device, same) = (device.display(), same.display());
             return ours.shares_bytes(theirs).then(|| {
-                let why = format!("{device} and {same} are one device, or one is a part of the other");
+                let why =
+                    format!("{device} and {same} are one device, or one is a part of the other");
                 (why, "name another device for one of them".to_owned())
             });
         }
@@ -363,11 +392,18 @@ fn clash(one: &Found, other: &Found, twins: bool) -> Option<(String, String)> {
     match (&one.settings, plan::image(one), plan::image(other)) {
         (_, ImagePlan::Nbd { uri, .. }, ImagePlan::Nbd { uri: same, .. }) if uri == same => {
             let why = format!("both are the export {uri}");
-            Some((why, format!("name another export for one of them: --on {on}:export=NAME")))
+            Some((
+                why,
+                format!("name another export for one of them: --on {on}:export=NAME"),
+            ))
         }
         (DatastoreSettings::Dir { .. }, ..) if is_same && !twins => {
-            let why = format!("both are files of datastore {on}: a stripe there would be no faster");
-            Some((why, "name another datastore for one of them (see `tidegate datastore list`)".to_owned()))
+            let why =
+                format!("both are files of datastore {on}: a stripe there would be no faster");
+            Some((
+                why,
+                "name another datastore for one of them (see `tidegate datastore list`)".to_owned(),
+            ))
         }
         _ if is_same && twins => Some(protects_nothing()),
         _ => None,
@@ -394,6 +430,11 @@ fn must_be_blank(device: &Path) -> Outcome<()> {
 
 fn away(nth: usize, member: &Found) -> Problem {
     let on = &member.datastore;
-    Problem::new(ProblemCode::Datastore, format!("member {nth} on {on} is away"))
-        .remedy(format!("mount or repair datastore {on}, detach the disk and attach it again"))
+    Problem::new(
+        ProblemCode::Datastore,
+        format!("member {nth} on {on} is away"),
+    )
+    .remedy(format!(
+        "mount or repair datastore {on}, detach the disk and attach it again"
+    ))
 }

@@ -85,15 +85,20 @@ impl DiskService {
         let member = self.store.member(disk, nth, size)?;
         let (store, on) = (self.store.clone(), member.datastore.clone());
         let settings = member.settings.clone();
-        self.looks
-            .at(&member.datastore, move || store.must_be_mounted(&on, &settings))?;
+        self.looks.at(&member.datastore, move || {
+            store.must_be_mounted(&on, &settings)
+        })?;
         Ok(member)
     }
 
     /// All members of a disk, for a change that needs each of them.
     pub(super) fn all_parts(&self, disk: &Found) -> Outcome<Vec<Found>> {
         let parts = self.parts(disk)?.into_iter();
-        parts.map(|part| part.found.map_err(|e| not_there(&disk.name, part.nth, &part.place, e)))
+        parts
+            .map(|part| {
+                part.found
+                    .map_err(|e| not_there(&disk.name, part.nth, &part.place, e))
+            })
             .collect()
     }
 
@@ -136,9 +141,7 @@ impl DiskService {
     ) -> Outcome<()> {
         let image = plan::image(member);
         let read_only = member.descriptor.read_only;
-        let export = self
-            .exports
-            .enter(&member.name, nth, &image, read_only)?;
+        let export = self.exports.enter(&member.name, nth, &image, read_only)?;
         let opened = host::open(&image, read_only)
             .map_err(|problem| self.leases.locked_by(member, problem))?;
         let record = self.store.record(&member.datastore)?;
@@ -147,10 +150,15 @@ impl DiskService {
             // On a datastore without usable locks, the host that has it may write to it meanwhile.
             self.leases.nobody_else(member, coordination.clone())?;
         }
-        let is_leased = open.found.iter().any(|before| share_a_lease(before, member));
+        let is_leased = open
+            .found
+            .iter()
+            .any(|before| share_a_lease(before, member));
         let lease = match is_leased {
             true => None,
-            false => self.leases.take(member, coordination, opening.order.takeover)?,
+            false => self
+                .leases
+                .take(member, coordination, opening.order.takeover)?,
         };
         open.opened.push(Some(opened.under(lease)));
         open.exports.extend(export);
@@ -207,12 +215,17 @@ impl DiskService {
             let image = part.found.as_ref().ok().map(Found::image);
             let is_file = matches!(
                 &part.found,
-                Ok(Found { settings: DatastoreSettings::Dir { .. }, .. })
+                Ok(Found {
+                    settings: DatastoreSettings::Dir { .. },
+                    ..
+                })
             );
             let path = image.filter(|_| is_file);
             let state = match (live, &io) {
                 (Some(_), Some(_)) => MemberState::InSync,
-                (None, _) if part.found.is_ok() && path.as_ref().is_none_or(|path| path.exists()) => {
+                (None, _)
+                    if part.found.is_ok() && path.as_ref().is_none_or(|path| path.exists()) =>
+                {
                     MemberState::Present
                 }
                 _ => MemberState::Away,
@@ -242,13 +255,12 @@ pub(super) fn share_a_lease(one: &Found, other: &Found) -> bool {
 
 /// Whether a member is not there, as opposed to being in use or damaged.
 fn is_away(problem: &Problem) -> bool {
-    matches!(
-        problem.code,
-        ProblemCode::Datastore | ProblemCode::NotFound
-    )
+    matches!(problem.code, ProblemCode::Datastore | ProblemCode::NotFound)
 }
 
 /// The problem of a member that cannot be used.
 pub(super) fn not_there(disk: &Name, nth: usize, place: &MemberPlace, problem: Problem) -> Problem {
-    problem.within(format!("member {nth} of disk {disk}, on {place}, cannot be used"))
+    problem.within(format!(
+        "member {nth} of disk {disk}, on {place}, cannot be used"
+    ))
 }

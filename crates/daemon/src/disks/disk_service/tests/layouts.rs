@@ -53,7 +53,9 @@ fn files(folder: &Path) -> Vec<String> {
 fn a_mirror_has_an_image_of_member_size_on_each_datastore_and_is_one_disk() {
     let stage = stage();
     let [one, two] = two(&stage);
-    let disk = stage.create(&order("a", "mirror", &["one", "two"])).unwrap();
+    let disk = stage
+        .create(&order("a", "mirror", &["one", "two"]))
+        .unwrap();
     assert_eq!((disk.layout.as_str(), disk.size_bytes), ("mirror", SIZE));
     assert_eq!(disk.datastore.as_str(), "one");
     let told: Vec<_> = disk
@@ -64,7 +66,10 @@ fn a_mirror_has_an_image_of_member_size_on_each_datastore_and_is_one_disk() {
     let size = DATA_AT + SIZE;
     assert_eq!(
         told,
-        [("one", MemberState::Present, size), ("two", MemberState::Present, size)]
+        [
+            ("one", MemberState::Present, size),
+            ("two", MemberState::Present, size)
+        ]
     );
     assert_eq!(files(&one.join("a")), ["disk.toml", "image"]);
     assert_eq!(files(&two.join("a")), ["image", "member.toml"]);
@@ -120,15 +125,51 @@ fn places_that_do_not_suit_a_layout_are_refused_and_nothing_is_left() {
     stage.disk_service.add_datastore(&name("ram"), ram).unwrap();
     let cases: [(&str, &[&str], &str); 10] = [
         ("mirror", &["one"], "2 to 4 members, not 1"),
-        ("mirror", &["one", "one"], "a mirror there would protect nothing"),
-        ("mirror", &["ram", "ram"], "a mirror there would protect nothing"),
-        ("stripe", &["one", "one"], "a stripe there would be no faster"),
-        ("mirror+stripe", &["one", "one", "two", "ram"], "members 0 and 1"),
-        ("mirror", &["one", "nowhere"], "there is no datastore nowhere"),
-        ("mirror", &["one", "two:device=/dev/null"], "/dev/null is not a block device"),
-        ("mirror", &["one", "ram:device=/dev/sda"], "only datastores of kind dir"),
-        ("mirror", &["one", "two:export=x"], "datastore two has no exports"),
-        ("plain", &["one", "two"], "a plain disk has one place, not 2"),
+        (
+            "mirror",
+            &["one", "one"],
+            "a mirror there would protect nothing",
+        ),
+        (
+            "mirror",
+            &["ram", "ram"],
+            "a mirror there would protect nothing",
+        ),
+        (
+            "stripe",
+            &["one", "one"],
+            "a stripe there would be no faster",
+        ),
+        (
+            "mirror+stripe",
+            &["one", "one", "two", "ram"],
+            "members 0 and 1",
+        ),
+        (
+            "mirror",
+            &["one", "nowhere"],
+            "there is no datastore nowhere",
+        ),
+        (
+            "mirror",
+            &["one", "two:device=/dev/null"],
+            "/dev/null is not a block device",
+        ),
+        (
+            "mirror",
+            &["one", "ram:device=/dev/sda"],
+            "only datastores of kind dir",
+        ),
+        (
+            "mirror",
+            &["one", "two:export=x"],
+            "datastore two has no exports",
+        ),
+        (
+            "plain",
+            &["one", "two"],
+            "a plain disk has one place, not 2",
+        ),
     ];
     for (layout, on, says) in cases {
         let text = stage.refused(&order("a", layout, on));
@@ -152,7 +193,9 @@ fn a_creation_that_fails_on_a_later_member_leaves_nothing_on_earlier_ones() {
     let [one, two] = two(&stage);
     // The home is created last: what stands in its way comes after the other member.
     fs::create_dir(one.join("a")).unwrap();
-    let refused = stage.create(&order("a", "mirror", &["one", "two"])).unwrap_err();
+    let refused = stage
+        .create(&order("a", "mirror", &["one", "two"]))
+        .unwrap_err();
     assert_eq!(refused.code, ProblemCode::Exists, "{refused}");
     assert!(refused.to_string().contains("one/a exists"), "{refused}");
     assert!(!two.join("a").exists());
@@ -166,7 +209,10 @@ fn one_place_and_no_layout_is_a_plain_disk() {
     let mut order = DiskCreate::new(name("a"), SIZE);
     order.members = vec![MemberPlace::on(name("two"))];
     let disk = stage.create(&order).unwrap();
-    assert_eq!((disk.layout.as_str(), disk.datastore.as_str()), ("plain", "two"));
+    assert_eq!(
+        (disk.layout.as_str(), disk.datastore.as_str()),
+        ("plain", "two")
+    );
     assert_eq!(disk.members, []);
     let image = fs::metadata(stage.place.path().join("two/a/image")).unwrap();
     assert_eq!(image.len(), SIZE);
@@ -176,7 +222,9 @@ fn one_place_and_no_layout_is_a_plain_disk() {
 fn a_disk_whose_member_is_away_is_not_deleted_before_its_datastore_is_removed() {
     let stage = stage();
     let [one, two] = two(&stage);
-    stage.create(&order("a", "mirror", &["one", "two"])).unwrap();
+    stage
+        .create(&order("a", "mirror", &["one", "two"]))
+        .unwrap();
     let aside = stage.place.path().join("aside");
     fs::rename(&two, &aside).unwrap();
     let disk = stage.disk_service.disk(&name("a")).unwrap();
@@ -187,7 +235,10 @@ fn a_disk_whose_member_is_away_is_not_deleted_before_its_datastore_is_removed() 
         data: ResizeData::Keep,
     };
     let refused = stage.disk_service.resize(&name("a"), grown).unwrap_err();
-    assert!(refused.to_string().contains("member 1 of disk a, on two"), "{refused}");
+    assert!(
+        refused.to_string().contains("member 1 of disk a, on two"),
+        "{refused}"
+    );
     let refused = stage.disk_service.delete(&name("a")).unwrap_err();
     let remedy = refused.remedy.unwrap();
     assert!(remedy.contains("tidegate datastore remove two"), "{remedy}");
@@ -201,7 +252,9 @@ fn a_disk_whose_member_is_away_is_not_deleted_before_its_datastore_is_removed() 
 fn a_disk_is_found_by_the_copy_of_its_descriptor_while_its_home_is_away() {
     let stage = stage();
     let [one, _] = two(&stage);
-    stage.create(&order("a", "mirror", &["one", "two"])).unwrap();
+    stage
+        .create(&order("a", "mirror", &["one", "two"]))
+        .unwrap();
     fs::rename(&one, stage.place.path().join("aside")).unwrap();
     let disk = stage.disk_service.disk(&name("a")).unwrap();
     assert_eq!(disk.datastore.as_str(), "one");
@@ -222,7 +275,9 @@ fn a_disk_is_found_by_the_copy_of_its_descriptor_while_its_home_is_away() {
 fn a_disk_with_a_layout_is_not_exported_from_one_of_its_images() {
     let stage = stage();
     two(&stage);
-    stage.create(&order("a", "mirror", &["one", "two"])).unwrap();
+    stage
+        .create(&order("a", "mirror", &["one", "two"]))
+        .unwrap();
     let export = DiskExport {
         file: stage.place.path().join("a.raw"),
         format: None,
@@ -231,4 +286,43 @@ fn a_disk_with_a_layout_is_not_exported_from_one_of_its_images() {
     let refused = stage.disk_service.export(&name("a"), export).unwrap_err();
     assert_eq!(refused.code, ProblemCode::Unsupported);
     assert!(refused.remedy.unwrap().contains("nbdcopy"));
+}
+
+#[test]
+fn a_striped_disk_is_attached_with_all_of_its_members_and_not_without_one() {
+    let stage = stage();
+    let [_, two] = two(&stage);
+    stage
+        .create(&order("a", "stripe:chunk=64K", &["one", "two"]))
+        .unwrap();
+    let disk = stage.attach("a", Outside::Agreed).unwrap();
+    let states = disk.members.iter().map(|member| member.state);
+    assert_eq!(states.collect::<Vec<_>>(), [MemberState::InSync; 2]);
+    let grown = DiskResize {
+        size_bytes: 2 * SIZE,
+        data: ResizeData::Keep,
+    };
+    let disk = stage.disk_service.resize(&name("a"), grown).unwrap();
+    assert_eq!(disk.size_bytes, 2 * SIZE);
+    assert_eq!(
+        fs::metadata(two.join("a/image")).unwrap().len(),
+        DATA_AT + SIZE
+    );
+    stage
+        .disk_service
+        .detach(&name("a"), Clients::Keep)
+        .unwrap();
+    let aside = stage.place.path().join("aside");
+    fs::rename(&two, &aside).unwrap();
+    let refused = stage.attach("a", Outside::Agreed).unwrap_err();
+    assert_eq!(refused.code, ProblemCode::Datastore, "{refused}");
+    assert!(
+        refused.to_string().contains("member 1 of disk a, on two"),
+        "{refused}"
+    );
+    fs::rename(&aside, &two).unwrap();
+    // An image that is gone is not taken for an empty one.
+    fs::remove_file(two.join("a/image")).unwrap();
+    let refused = stage.attach("a", Outside::Agreed).unwrap_err();
+    assert_eq!(refused.code, ProblemCode::NotFound, "{refused}");
 }

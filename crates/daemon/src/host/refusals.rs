@@ -1,0 +1,88 @@
+//! Problems of a disk whose layout refuses its members, with what to do.
+
+use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_core::layout::{Refusal, Target};
+
+use crate::config::plan::DiskPlan;
+
+/// The problem of a disk whose layout does not open.
+pub(super) fn told(plan: &DiskPlan, refusal: Refusal) -> Problem {
+    let disk = &plan.name;
+    let place = |member: Target| {
+        let place = plan.members.get(usize::from(member.0));
+        format!(
+            "member {} on {}",
+            member.0,
+            place.map_or("an unknown datastore", |place| place)
+        )
+    };
+    let (code, what, why, remedy) = match refusal {
+        // The disk is attached by itself once the datastore is back: this code says so.
+        Refusal::Missing(member) => (
+            ProblemCode::Datastore,
+            format!("disk {disk} needs its {}", place(member)),
+            "that member is away, and may have writes that the others lack".to_owned(),
+            format!("make its datastore available (see `tidegate datastore list`), then: tidegate disk attach {disk}"),
+        ),
+        Refusal::Foreign(member) => (
+            ProblemCode::Corrupt,
+            format!("{} is not this member of disk {disk}", place(member)),
+            "it begins with the data of another disk or of another member, or with data that no layout wrote".to_owned(),
+            "put the right image there; nothing was changed".to_owned(),
+        ),
+        Refusal::Newer(member) => (
+            ProblemCode::Corrupt,
+            format!("cannot understand {} of disk {disk}", place(member)),
+            "a newer version of Tidegate wrote it".to_owned(),
+            "use the version that wrote it".to_owned(),
+        ),
+        Refusal::NoState => (
+            ProblemCode::Corrupt,
+            format!("no member of disk {disk} can be read as one of this disk"),
+            "the layout's own data is missing or damaged on all of them".to_owned(),
+            "check that the images are the right ones, or restore them; nothing was changed".to_owned(),
+        ),
+        Refusal::Failed(fault) => (
+            ProblemCode::Datastore,
+            format!("the members of disk {disk} cannot be read"),
+            format!("too many of them failed ({fault:?})"),
+            "check their datastores (see `tidegate datastore list`), then try again".to_owned(),
+        ),
+    };
+    Problem::new(code, what).because(why).remedy(remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::plan::ImagePlan;
+    use tidegate_core::layout::LayoutSpec;
+
+    #[test]
+    fn a_refusal_names_the_members_datastore() {
+        let plan = DiskPlan {
+            name: "a".to_owned(),
+            uuid: [1; 16],
+            size: 4096,
+            block_size: 512,
+            write_back: true,
+            read_only: false,
+            serial: String::new(),
+            queues: 1,
+            seg_max: 1,
+            filters: Vec::new(),
+            layout: LayoutSpec::Mirror,
+            members: vec!["ssd1".to_owned(), "ssd2".to_owned()],
+            image: ImagePlan::Null { size: 4096 },
+        };
+        for (refusal, code) in [
+            (Refusal::Missing(Target(1)), ProblemCode::Datastore),
+            (Refusal::Foreign(Target(1)), ProblemCode::Corrupt),
+            (Refusal::Newer(Target(1)), ProblemCode::Corrupt),
+        ] {
+            let problem = told(&plan, refusal);
+            assert!(problem.what.contains("member 1 on ssd2"), "{problem}");
+            assert_eq!(problem.code, code);
+        }
+    }
+}
