@@ -47,7 +47,10 @@ pub(crate) fn layouts() -> ArgValueCandidates {
     let all = [
         ("mirror", "every member has all bytes"),
         ("stripe", "chunks of 256 KiB on the members in turn"),
-        ("stripe:chunk=64K", "chunks of 64 KiB on the members in turn"),
+        (
+            "stripe:chunk=64K",
+            "chunks of 64 KiB on the members in turn",
+        ),
         ("mirror+stripe", "a stripe over mirrors of two members"),
     ];
     ArgValueCandidates::new(move || {

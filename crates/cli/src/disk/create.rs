@@ -142,10 +142,7 @@ impl Create {
         let next = format!("attach it: tidegate disk attach {name}");
         session.console.done(
             &disk,
-            &format!(
-                "disk {name} of {size} created on {}; {next}",
-                places(&disk)
-            ),
+            &format!("disk {name} of {size} created on {}; {next}", places(&disk)),
         )
     }
 
@@ -202,7 +199,10 @@ impl Create {
 fn absolute(mut member: MemberPlace) -> Result<MemberPlace, Failure> {
     if let Some(path) = &member.device {
         let path = std::path::absolute(path).map_err(|e| {
-            Failure::io(format!("cannot use {} as a member's image", path.display()), &e)
+            Failure::io(
+                format!("cannot use {} as a member's image", path.display()),
+                &e,
+            )
         })?;
         member.device = Some(path);
     }
@@ -262,7 +262,16 @@ mod tests {
 
     #[test]
     fn members_keep_their_order_and_their_devices_get_absolute_paths() {
-        let words = ["--layout", "mirror", "--on", "a", "--on", "b:device=sdb", "--on", "c:export=x"];
+        let words = [
+            "--layout",
+            "mirror",
+            "--on",
+            "a",
+            "--on",
+            "b:device=sdb",
+            "--on",
+            "c:export=x",
+        ];
         let order = order(&words);
         assert_eq!(order.layout.as_deref(), Some("mirror"));
         let device = std::env::current_dir().unwrap().join("sdb");

@@ -32,7 +32,11 @@ pub(super) fn tree(disk: &Disk) -> String {
             continue;
         };
         let is_last = nth + 1 == mirrors.len();
-        let (joint, below) = if is_last { ("└─", "   ") } else { ("├─", "│  ") };
+        let (joint, below) = if is_last {
+            ("└─", "   ")
+        } else {
+            ("├─", "│  ")
+        };
         lines.push(format!("{joint} mirror {number}"));
         branch(&mut lines, mirror, below);
     }
@@ -42,7 +46,11 @@ pub(super) fn tree(disk: &Disk) -> String {
 fn branch(lines: &mut Vec<String>, members: &[Member], indent: &str) {
     for (nth, member) in members.iter().enumerate() {
         let is_last = nth + 1 == members.len();
-        let (joint, below) = if is_last { ("└─", "   ") } else { ("├─", "│  ") };
+        let (joint, below) = if is_last {
+            ("└─", "   ")
+        } else {
+            ("├─", "│  ")
+        };
         lines.push(format!("{indent}{joint} {}", line(member)));
         if let Some(problem) = &member.problem {
             let said = sentences(problem);
@@ -58,7 +66,11 @@ fn line(member: &Member) -> String {
         (None, None) => String::new(),
     };
     let number = member.member;
-    format!("member {number} on {}{place}: {}", member.datastore, state(member.state))
+    format!(
+        "member {number} on {}{place}: {}",
+        member.datastore,
+        state(member.state)
+    )
 }
 
 fn state(state: MemberState) -> &'static str {
