@@ -5,7 +5,7 @@
 use crate::block::BLOCK;
 use crate::filter::FilterKey;
 use crate::iocontrol::Spent;
-use crate::layout::{Refusal, Target};
+use crate::layout::{LayoutNotice, OrderRefusal, Refusal, Target};
 use crate::request::{Data, DiskId, Flags, IoId, Op, Outcome, Token};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -67,6 +67,45 @@ pub enum Effect {
         offset: u64,
         /// The bytes.
         block: Box<[u8; BLOCK]>,
+    },
+    /// Copy bytes from one buffer to another, at once.
+    Copy {
+        /// From here.
+        from: Data,
+        /// To here.
+        to: Data,
+        /// Length in bytes.
+        len: u64,
+    },
+    /// Compute the CRC32C of bytes, and report it with [`Event::Summed`](crate::shard::Event::Summed).
+    Sum {
+        /// The disk.
+        disk: DiskId,
+        /// The I/O.
+        io: IoId,
+        /// The bytes.
+        data: Data,
+        /// Length in bytes.
+        len: u64,
+    },
+    /// A layout reports something to the administrator.
+    LayoutNotice {
+        /// The disk.
+        disk: DiskId,
+        /// The report.
+        notice: LayoutNotice,
+    },
+    /// The result of [`Event::LayoutOrder`](crate::shard::Event::LayoutOrder).
+    LayoutOrdered {
+        /// The disk.
+        disk: DiskId,
+        /// Whether it is carried out.
+        outcome: Result<(), OrderRefusal>,
+    },
+    /// Nothing of the disk is in flight, and its requests wait: the result of [`Event::Hold`](crate::shard::Event::Hold).
+    Held {
+        /// The disk.
+        disk: DiskId,
     },
     /// The disk's layout has opened, or refuses to.
     Opened {

@@ -15,9 +15,8 @@
 //! # Source
 //! The verdicts are those that VMware's program page lists for I/O filters (pass, complete, fail, defer).
 
-use crate::block::BLOCK;
 use crate::iocontrol::Cost;
-use crate::layout::{Refusal, SubIo, Target};
+use crate::layout::{LayoutCommand, Target};
 use crate::request::{Data, DiskId, Flags, IoId, Op, Outcome, Token};
 use crate::units::Time;
 use alloc::boxed::Box;
@@ -141,6 +140,8 @@ pub enum Why {
     Records,
     /// A limit lets an I/O go to the datastore.
     Limit,
+    /// A layout tries a member again, copies at a rate, or waits for a target.
+    Layout,
 }
 
 /// An I/O inside a stack, as its filters see it.
@@ -181,6 +182,8 @@ pub struct Io {
     /// Which target it goes to, and where on it.
     pub(crate) target: Target,
     pub(crate) at: u64,
+    /// The layout that sent it there.
+    pub(crate) node: u8,
     /// How often it has failed on a target.
     pub(crate) tries: u8,
     /// The filter that deferred it, and which way it was going. Below the lowest filter: it waits for its turn.
@@ -199,7 +202,7 @@ pub(crate) const IN_LAYOUT: u8 = u8::MAX - 1;
 pub(crate) enum Origin {
     Guest(Token),
     Filter { level: u8, tag: u64 },
-    Layout { tag: u64 },
+    Layout { node: u8, tag: u64 },
 }
 
 /// Which way an I/O goes through the stack.
@@ -252,36 +255,10 @@ pub(crate) enum Command {
         level: u8,
         buffer: Vec<u8>,
     },
-    /// Of the layout.
-    Issue {
-        tag: u64,
-        sub: SubIo,
-    },
-    /// Of the layout: an I/O that it has taken goes to one target.
-    Send {
-        io: IoId,
-        target: Target,
-        offset: u64,
-    },
-    /// Of the layout.
-    ReadBlock {
-        tag: u64,
-        target: Target,
-        offset: u64,
-    },
-    /// Of the layout.
-    WriteBlock {
-        tag: u64,
-        target: Target,
-        offset: u64,
-        block: Box<[u8; BLOCK]>,
-    },
-    /// Of the layout.
-    Opened(Result<(), Refusal>),
-    /// Of the layout.
-    Answer {
-        io: IoId,
-        outcome: Outcome,
+    /// Of a layout of the disk's tree.
+    Layout {
+        node: u8,
+        command: LayoutCommand,
     },
 }
 

@@ -1,13 +1,14 @@
 //! Layouts: how a disk's bytes lie on its targets, below its filters.
 //!
 //! A target is one place that I/O is done on, such as an image on a datastore. A disk without a layout is one image, its
-//! target 0. A layout maps each I/O that leaves the filters: to one target ([`Map::One`]), or to sub-I/Os of its own, whose
-//! ends it waits for. Like a filter it answers at once, and asks for more through its [`LayoutCx`].
+//! target 0. Otherwise a [`Tree`] of layouts maps each I/O that leaves the filters: to one target ([`Map::One`]), or to
+//! sub-I/Os, whose ends the layout waits for. What a layout calls its targets may be other layouts of the tree. Like a
+//! filter it answers at once, and asks for more through its [`LayoutCx`]. It never calls another layout.
 //!
 //! # Always true
 //! - each I/O that a layout takes ([`Map::Issued`]) is answered by exactly one [`LayoutCx::answer`]
 //! - each sub-I/O ends by exactly one [`Layout::done`]
-//! - a layout names bytes, and never has them
+//! - a layout names bytes, and never has them; copies and checksums are effects
 //!
 //! # Picture
 //! ```text
@@ -23,13 +24,24 @@ use crate::units::Time;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
+pub use arena::{Arena, SLOT};
+pub use report::{
+    LayoutNotice, LayoutOrder, LayoutReport, MemberReport, MemberState, OrderRefusal, ScrubReport,
+};
 pub use spec::LayoutSpec;
+pub use tree::{Members, Tree};
 
+pub(crate) use tree::{Load, TREE};
+
+pub mod label;
 pub mod mirror;
+pub mod report;
 pub mod spec;
 pub mod stripe;
 
+mod arena;
 mod fanout;
+pub(crate) mod tree;
 
 /// The most targets of one disk.
 pub const MAX_TARGETS: usize = 32;
@@ -38,7 +50,10 @@ pub const MAX_TARGETS: usize = 32;
 /// superblock 1.2 leaves 1 MiB, which keeps the data aligned to any device's blocks.
 pub const DATA_AT: u64 = 1 << 20;
 
-/// One of a disk's targets, by its place in the disk's layout.
+/// How long a target may have I/O in flight and complete none before it counts as hung. Origin: chosen; no measurement.
+pub const MEMBER_TIMEOUT: crate::units::Span = crate::units::Span::from_secs(10);
+
+/// One of a disk's targets, by its place in the disk's layout. To a layout of a tree: one of those below it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Target(pub u8);
 
@@ -47,9 +62,9 @@ pub struct Target(pub u8);
 pub enum Map {
     /// The whole I/O goes to this place. Its end is the answer; if it fails, [`Layout::failed`] decides.
     One {
-        /// Which target.
+        /// The target.
         target: Target,
-        /// Where on it, in bytes.
+        /// Offset there, in bytes.
         offset: u64,
     },
     /// The layout has taken it, and will answer it.
@@ -58,56 +73,101 @@ pub enum Map {
     Done(Outcome),
 }
 
+/// An I/O as a layout sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayoutIo {
+    /// Its name inside the shard.
+    pub id: IoId,
+    /// The operation.
+    pub op: Op,
+    /// Its flags.
+    pub flags: Flags,
+    /// Offset in the layout, in bytes.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// The bytes.
+    pub data: Data,
+}
+
+impl LayoutIo {
+    pub(crate) fn of(io: &Io, offset: u64) -> LayoutIo {
+        LayoutIo {
+            id: io.id,
+            op: io.op,
+            flags: io.flags,
+            offset,
+            len: io.len,
+            data: io.data,
+        }
+    }
+}
+
 /// An I/O that a layout issues to a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubIo {
-    /// Which target.
+    /// The target.
     pub target: Target,
     /// The operation.
     pub op: Op,
     /// Its flags.
     pub flags: Flags,
-    /// Where on the target, in bytes.
+    /// Offset there, in bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// The bytes: a part of the buffer of an I/O that the layout has taken.
+    /// The bytes: a part of the buffer of an I/O that the layout has taken, or of the arena.
     pub data: Data,
+    /// Whether nobody waits for it: copies of a rebuild or a scrub.
+    pub background: bool,
 }
+
+/// A block of a layout's own that was read (`Some`) or written (`None`).
+pub type BlockOutcome = Result<Option<Box<[u8; BLOCK]>>, Fault>;
 
 /// Why a layout does not open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// No target has a readable state of this disk.
-    NoState,
     /// This target belongs to another disk, or to another place of this one.
     Foreign(Target),
+    /// Something other than a member of a disk is at the beginning of this target.
+    Unknown(Target),
     /// This target was written by a newer program.
     Newer(Target),
-    /// This target may have writes that those present lack.
+    /// This target's label or state is damaged.
+    Damaged(Target),
+    /// This target is empty, but the others are not.
+    Blank(Target),
+    /// This target cannot be read, and may have writes that the others lack.
     Missing(Target),
-    /// Too many targets failed while the layout opened.
-    Failed(Fault),
+    /// This target was written without the others, and they without it.
+    Split(Target),
+    /// This target cannot be written.
+    Failed(Target, Fault),
 }
 
 /// What stands below a disk's filters. All hooks must return at once.
 pub trait Layout: Send {
-    /// Its name in configuration and reports.
+    /// Its name in reports.
     fn name(&self) -> &'static str;
 
-    /// How many targets it has; at most [`MAX_TARGETS`].
-    fn targets(&self) -> usize;
+    /// The disk has been attached; requests wait until [`LayoutCx::opened`]. `usable` has a bit for each target with a
+    /// valid label.
+    fn open(&mut self, cx: &mut LayoutCx<'_>, usable: u32, fresh: bool);
 
-    /// The disk has been attached; requests wait until [`LayoutCx::opened`].
-    fn open(&mut self, cx: &mut LayoutCx<'_>) {
-        cx.opened(Ok(()));
-    }
+    /// An I/O has come to this layout.
+    fn map(&mut self, cx: &mut LayoutCx<'_>, io: &LayoutIo) -> Map;
 
-    /// An I/O has passed the filters.
-    fn map(&mut self, cx: &mut LayoutCx<'_>, io: &Io) -> Map;
-
-    /// An I/O that was mapped to one target has failed there.
-    fn failed(&mut self, _cx: &mut LayoutCx<'_>, _io: &Io, fault: Fault) -> Map {
+    /// An I/O that was mapped to one target has failed there. `io.offset` is where it was on the target; `tries` is how
+    /// often it has failed.
+    fn failed(
+        &mut self,
+        _cx: &mut LayoutCx<'_>,
+        _io: &LayoutIo,
+        _target: Target,
+        fault: Fault,
+        _tries: u8,
+    ) -> Map {
         Map::Done(Err(fault))
     }
 
@@ -115,12 +175,39 @@ pub trait Layout: Send {
     fn done(&mut self, cx: &mut LayoutCx<'_>, tag: u64, outcome: Outcome);
 
     /// A block of its own was read or written.
-    fn block_done(
-        &mut self,
-        _cx: &mut LayoutCx<'_>,
-        _tag: u64,
-        _outcome: Result<Option<Box<[u8; BLOCK]>>, Fault>,
-    ) {
+    fn block_done(&mut self, _cx: &mut LayoutCx<'_>, _tag: u64, _outcome: BlockOutcome) {}
+
+    /// The checksum of some bytes ([`LayoutCx::sum`]).
+    fn summed(&mut self, _cx: &mut LayoutCx<'_>, _tag: u64, _sum: u32) {}
+
+    /// The arena has room again, after it had none.
+    fn arena_ready(&mut self, _cx: &mut LayoutCx<'_>) {}
+
+    /// A target has I/O in flight and has completed none for [`MEMBER_TIMEOUT`].
+    fn hung(&mut self, _cx: &mut LayoutCx<'_>, _target: Target) {}
+
+    /// The next time at which it needs [`Layout::tick`].
+    fn deadline(&self) -> Option<Time> {
+        None
+    }
+
+    /// Its deadline has passed.
+    fn tick(&mut self, _cx: &mut LayoutCx<'_>) {}
+
+    /// An order of the administrator.
+    ///
+    /// # Errors
+    /// The layout does not do that, or not now.
+    fn order(&mut self, _cx: &mut LayoutCx<'_>, _order: LayoutOrder) -> Result<(), OrderRefusal> {
+        Err(OrderRefusal::NotRedundant)
+    }
+
+    /// The state of the targets below it, in order.
+    fn report(&self, members: &mut alloc::vec::Vec<MemberReport>);
+
+    /// Its last scrub, if there was one.
+    fn scrubbed(&self) -> Option<ScrubReport> {
+        None
     }
 
     /// The disk is being detached, and no request is under way: the layout leaves its targets so that it opens quickly.
@@ -131,7 +218,52 @@ pub trait Layout: Send {
 pub struct LayoutCx<'a> {
     pub(crate) now: Time,
     pub(crate) disk: DiskId,
+    /// Its place in the tree.
+    pub(crate) node: u8,
+    pub(crate) loads: &'a [Load],
     pub(crate) commands: &'a mut VecDeque<Command>,
+    pub(crate) arena: &'a mut Arena,
+}
+
+/// A command of a layout, executed by the stack after the hook returns.
+pub(crate) enum LayoutCommand {
+    Issue {
+        tag: u64,
+        sub: SubIo,
+    },
+    /// An I/O that it has taken goes to one target.
+    Send {
+        io: IoId,
+        target: Target,
+        offset: u64,
+    },
+    Answer {
+        io: IoId,
+        outcome: Outcome,
+    },
+    ReadBlock {
+        tag: u64,
+        target: Target,
+        offset: u64,
+    },
+    WriteBlock {
+        tag: u64,
+        target: Target,
+        offset: u64,
+        block: Box<[u8; BLOCK]>,
+    },
+    Copy {
+        from: Data,
+        to: Data,
+        len: u64,
+    },
+    Sum {
+        tag: u64,
+        data: Data,
+        len: u64,
+    },
+    Opened(Result<(), Refusal>),
+    Notice(LayoutNotice),
 }
 
 impl LayoutCx<'_> {
@@ -145,20 +277,41 @@ impl LayoutCx<'_> {
         self.disk
     }
 
+    fn push(&mut self, command: LayoutCommand) {
+        let node = self.node;
+        self.commands.push_back(Command::Layout { node, command });
+    }
+
+    /// How many I/Os this target has.
+    pub fn load(&self, target: Target) -> u32 {
+        self.loads
+            .get(usize::from(target.0))
+            .map_or(0, |load| load.in_flight)
+    }
+
+    /// A buffer of the arena of [`SLOT`] bytes. If there is none, [`Layout::arena_ready`] is called once there may be.
+    pub fn claim(&mut self) -> Option<Data> {
+        self.arena.claim(self.disk)
+    }
+
+    /// Returns a buffer of the arena.
+    pub fn release(&mut self, slot: Data) {
+        self.arena.release(slot);
+    }
+
     /// Issues a sub-I/O; [`Layout::done`] gets `tag` back with its end.
     pub fn issue(&mut self, tag: u64, sub: SubIo) {
-        self.commands.push_back(Command::Issue { tag, sub });
+        self.push(LayoutCommand::Issue { tag, sub });
     }
 
     /// Sends an I/O that the layout has taken to one target, as [`Map::One`] does.
     pub fn send(&mut self, io: IoId, target: Target, offset: u64) {
-        self.commands
-            .push_back(Command::Send { io, target, offset });
+        self.push(LayoutCommand::Send { io, target, offset });
     }
 
-    /// Reads a block of the layout's own; [`Layout::block_done`] gets it.
+    /// Reads a block of the layout's own; [`Layout::block_done`] gets it. `offset` is on the target, before the data.
     pub fn read_block(&mut self, tag: u64, target: Target, offset: u64) {
-        self.commands.push_back(Command::ReadBlock {
+        self.push(LayoutCommand::ReadBlock {
             tag,
             target,
             offset,
@@ -167,7 +320,7 @@ impl LayoutCx<'_> {
 
     /// Writes a block of the layout's own, durably.
     pub fn write_block(&mut self, tag: u64, target: Target, offset: u64, block: Box<[u8; BLOCK]>) {
-        self.commands.push_back(Command::WriteBlock {
+        self.push(LayoutCommand::WriteBlock {
             tag,
             target,
             offset,
@@ -175,9 +328,24 @@ impl LayoutCx<'_> {
         });
     }
 
+    /// Copies bytes from one buffer to another, before the commands that follow.
+    pub fn copy(&mut self, from: Data, to: Data, len: u64) {
+        self.push(LayoutCommand::Copy { from, to, len });
+    }
+
+    /// Computes the checksum of bytes; [`Layout::summed`] gets it.
+    pub fn sum(&mut self, tag: u64, data: Data, len: u64) {
+        self.push(LayoutCommand::Sum { tag, data, len });
+    }
+
     /// The layout takes requests from now on, or refuses to.
     pub fn opened(&mut self, outcome: Result<(), Refusal>) {
-        self.commands.push_back(Command::Opened(outcome));
+        self.push(LayoutCommand::Opened(outcome));
+    }
+
+    /// Reports something to the administrator.
+    pub fn notice(&mut self, notice: LayoutNotice) {
+        self.push(LayoutCommand::Notice(notice));
     }
 
     /// Answers an I/O that the layout has taken.
@@ -186,6 +354,6 @@ impl LayoutCx<'_> {
     /// When the stack finds that the layout does not have `io`: answering an I/O twice would tell a guest that data is
     /// safe which is not.
     pub fn answer(&mut self, io: IoId, outcome: Outcome) {
-        self.commands.push_back(Command::Answer { io, outcome });
+        self.push(LayoutCommand::Answer { io, outcome });
     }
 }

@@ -150,6 +150,12 @@ impl RangeLock {
         true
     }
 
+    /// Whether an exclusive range that is held overlaps this one.
+    pub fn is_held(&self, start: u64, end: u64) -> bool {
+        let mut held = self.held.iter().filter(|held| held.mode == Mode::Exclusive);
+        held.any(|held| held.start < end && start < held.end)
+    }
+
     /// Releases the range of a completed request. Appends the requests that may start now to `started`, in order.
     ///
     /// An unknown request is ignored: it started, and the lock has become idle since.

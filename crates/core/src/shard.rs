@@ -23,15 +23,15 @@
 //!     └────────────────> Detaching ─────────> removed     requests are answered Gone
 //! ```
 
-use crate::block::BLOCK;
 use crate::effect::{ControlId, Effect};
 use crate::filter::stats::Pulse;
 use crate::filter::{FilterKey, FilterReport, Io, Why};
 use crate::iocontrol::sampler::IoSampler;
+use crate::layout::{Arena, LayoutReport};
 use crate::qos::{QosState, Schedulers, scheduler_of};
-use crate::request::{DiskId, Fault, IoId, Outcome, Request, Token};
+use crate::request::{Data, DiskId, Fault, IoId, Outcome, Request, Token};
 use crate::slab::Slab;
-use crate::stack::Stack;
+use crate::stack::{Stack, StackCx};
 use crate::units::Time;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -57,6 +57,8 @@ pub struct Shard {
     timed: Vec<DiskId>,
     /// Disks with gathered I/Os that `flow` has not moved yet.
     ready: Vec<DiskId>,
+    /// Buffers for layouts' own bytes.
+    arena: Arena,
     /// Completions that matched no I/O. Not zero: a fault of a datastore or of the engine.
     strays: u64,
 }
@@ -95,8 +97,20 @@ impl Shard {
             schedulers: Vec::new(),
             timed: Vec::new(),
             ready: Vec::new(),
+            arena: Arena::default(),
             strays: 0,
         }
+    }
+
+    /// Gives buffers of [`SLOT`](crate::layout::SLOT) bytes for layouts' own bytes.
+    pub fn give_arena(&mut self, slots: Vec<Data>) {
+        self.arena.give(slots);
+    }
+
+    /// The state of a disk's layouts; `None` for an unknown or a plain disk.
+    pub fn layout_report(&self, disk: DiskId) -> Option<LayoutReport> {
+        let disk = self.disks.get(disk.0 as usize)?.as_ref()?;
+        disk.stack.layout_report()
     }
 
     /// Handles one event. Appends the effects to `out`, in order.
@@ -150,6 +164,33 @@ impl Shard {
             self.flow_disk(now, id, out);
         }
         self.ready.clear();
+        self.feed(now, out);
+    }
+
+    /// Tells disks that wait for the arena that it has room.
+    fn feed(&mut self, now: Time, out: &mut Vec<Effect>) {
+        while let Some(id) = self.arena.next_waiting() {
+            let disk = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut);
+            let Some(disk) = disk else { continue };
+            let before = self.arena.free();
+            let control = disk.qos.control;
+            let mut cx = stack_cx(
+                &mut self.ios,
+                &mut self.schedulers,
+                &mut disk.qos,
+                &mut self.arena,
+                now,
+                id,
+                out,
+            );
+            disk.stack.arena_ready(&mut cx);
+            self.finish_drain(now, id, out);
+            self.pick(now, control, out);
+            if self.arena.free() == before {
+                // It could not use what there is: more may come.
+                return;
+            }
+        }
     }
 
     #[inline(always)]
@@ -163,6 +204,7 @@ impl Shard {
             &mut self.ios,
             &mut self.schedulers,
             &mut disk.qos,
+            &mut self.arena,
             now,
             id,
             out,
@@ -193,7 +235,24 @@ impl Shard {
                 self.side_written(now, disk, filter, buffer, outcome, out);
             }
             Event::Abandon { disk, tokens } => self.abandon(now, disk, tokens, out),
-            Event::BlockDone { disk, io, outcome } => self.block_done(now, disk, io, outcome, out),
+            Event::BlockDone { disk, io, outcome } => {
+                let known = self.with_stack(now, disk, out, |stack, cx| {
+                    stack.block_done(cx, io, outcome)
+                });
+                self.strays += u64::from(known != Some(true));
+            }
+            Event::Summed { disk, io, sum } => {
+                let known = self.with_stack(now, disk, out, |stack, cx| stack.summed(cx, io, sum));
+                self.strays += u64::from(known != Some(true));
+            }
+            Event::LayoutOrder { disk, order } => {
+                let ordered = self.with_stack(now, disk, out, |stack, cx| stack.order(cx, order));
+                if let Some(outcome) = ordered {
+                    out.push(Effect::LayoutOrdered { disk, outcome });
+                }
+            }
+            Event::Hold { disk } => self.hold(now, disk, out),
+            Event::Relay { disk, tree } => self.relay(now, disk, tree.map(|tree| *tree), out),
             Event::Attach {
                 disk,
                 size,
@@ -359,6 +418,7 @@ impl Shard {
                 &mut self.ios,
                 &mut self.schedulers,
                 &mut disk.qos,
+                &mut self.arena,
                 now,
                 id,
                 out,
@@ -380,35 +440,30 @@ impl Shard {
         }
     }
 
-    /// A block of a layout's own was read or written.
-    fn block_done(
+    /// Does something with a disk's stack outside the flow of requests. `None` if there is no such disk.
+    fn with_stack<T>(
         &mut self,
         now: Time,
         id: DiskId,
-        io: IoId,
-        outcome: Result<Option<Box<[u8; BLOCK]>>, Fault>,
         out: &mut Vec<Effect>,
-    ) {
-        let Some(disk) = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut) else {
-            self.strays += 1;
-            return;
-        };
+        act: impl FnOnce(&mut Stack, &mut StackCx<'_>) -> T,
+    ) -> Option<T> {
+        let disk = self.disks.get_mut(id.0 as usize)?.as_mut()?;
         let control = disk.qos.control;
         let mut cx = stack_cx(
             &mut self.ios,
             &mut self.schedulers,
             &mut disk.qos,
+            &mut self.arena,
             now,
             id,
             out,
         );
-        let known = disk.stack.block_done(&mut cx, io, outcome);
-        let waits = cx.exit.waits;
-        self.strays += u64::from(!known);
+        let result = act(&mut disk.stack, &mut cx);
         self.finish_drain(now, id, out);
-        if waits {
-            self.pick(now, control, out);
-        }
+        self.pick(now, control, out);
+        self.feed(now, out);
+        Some(result)
     }
 
     fn side_written(
@@ -426,6 +481,7 @@ impl Shard {
                 &mut self.ios,
                 &mut self.schedulers,
                 &mut disk.qos,
+                &mut self.arena,
                 now,
                 id,
                 out,

@@ -23,23 +23,24 @@
 //!                  Effect::Start <──────┘     finish
 //! ```
 
-use crate::block::BLOCK;
 use crate::effect::{ControlId, Effect};
 use crate::filter::batch::Diverted;
 use crate::filter::stats::Pulse;
 use crate::filter::{
-    Batch, Command, Cx, Filter, FilterKey, FilterReport, GATHERED, IN_LAYOUT, Io, Lower,
-    MAX_FILTERS, Origin, Verdict, Way, Why,
+    Batch, Command, Cx, Filter, FilterKey, FilterReport, GATHERED, Io, Lower, MAX_FILTERS, Origin,
+    Verdict, Way, Why,
 };
 use crate::iocontrol::{Cost, Offer, Scheduler};
-use crate::layout::{Layout, LayoutCx, Map, Refusal, SubIo, Target};
+use crate::layout::{Arena, Refusal, Target, Tree};
 use crate::qos::{QosState, Schedulers, scheduler_of};
-use crate::request::{Data, DiskId, Fault, Flags, IoId, Op, Outcome, Request, Token};
+use crate::request::{DiskId, Fault, IoId, Op, Outcome, Request, Token};
 use crate::slab::Slab;
 use crate::units::Time;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+
+mod layouts;
 
 /// One position of a new arrangement of filters.
 pub enum Place {
@@ -68,7 +69,7 @@ pub struct Stack {
 struct Inside {
     layers: Vec<Layer>,
     /// What stands below the filters; `None` for a disk that is one image.
-    layout: Option<Box<dyn Layout>>,
+    layout: Option<Box<Tree>>,
     /// A reused vector for an I/O that moves alone.
     alone: Vec<IoId>,
     /// I/Os that filters took out of batches.
@@ -127,10 +128,11 @@ impl Stack {
         stack
     }
 
-    /// The same stack over a layout.
+    /// The same stack over layouts.
     #[must_use]
-    pub fn over(mut self, layout: Box<dyn Layout>) -> Stack {
-        self.inside.layout = Some(layout);
+    pub fn over(mut self, tree: Tree) -> Stack {
+        self.inside.timed = self.inside.timed || tree.is_timed();
+        self.inside.layout = Some(Box::new(tree));
         self
     }
 
@@ -147,53 +149,6 @@ impl Stack {
     /// Whether no I/O is inside, neither of the guest nor of a filter.
     pub(crate) fn is_quiet(&self) -> bool {
         self.inside.in_flight == 0 && self.inside.lower == 0
-    }
-
-    /// Opens the layout, if there is one. Returns whether requests wait for [`Stack::take_opened`].
-    pub(crate) fn open(&mut self, cx: &mut StackCx<'_>) -> bool {
-        if self.inside.layout.is_none() {
-            return false;
-        }
-        let (layout, mut layout_cx) = self.inside.layout(&cx.exit);
-        layout.open(&mut layout_cx);
-        cx.run(&mut self.inside);
-        true
-    }
-
-    /// How the opening of the layout ended, once.
-    pub(crate) fn take_opened(&mut self) -> Option<Result<(), Refusal>> {
-        self.inside.opened.take()
-    }
-
-    /// Closes the layout. Returns whether nothing of it is under way any more.
-    pub(crate) fn close(&mut self, cx: &mut StackCx<'_>) -> bool {
-        if self.inside.layout.is_some() && !core::mem::replace(&mut self.inside.closed, true) {
-            let (layout, mut layout_cx) = self.inside.layout(&cx.exit);
-            layout.close(&mut layout_cx);
-            cx.run(&mut self.inside);
-        }
-        self.inside.subs == 0
-    }
-
-    /// Reports a block to the layout. Returns whether there was such an I/O.
-    pub(crate) fn block_done(
-        &mut self,
-        cx: &mut StackCx<'_>,
-        id: IoId,
-        outcome: Result<Option<Box<[u8; BLOCK]>>, Fault>,
-    ) -> bool {
-        let Some(io) = cx.ios.get(id) else {
-            return false;
-        };
-        let Origin::Layout { tag } = io.origin else {
-            return false;
-        };
-        cx.ios.remove(id);
-        self.inside.subs -= 1;
-        let (layout, mut layout_cx) = self.inside.layout(&cx.exit);
-        layout.block_done(&mut layout_cx, tag, outcome);
-        cx.run(&mut self.inside);
-        true
     }
 
     /// Applies the new arrangement and returns the removed filters.
@@ -217,7 +172,9 @@ impl Stack {
             };
             self.inside.layers.push(layer);
         }
-        self.inside.timed = self.inside.layers.iter().any(|layer| layer.filter.timed());
+        let layout = self.inside.layout.as_ref();
+        let layout = layout.is_some_and(|tree| tree.is_timed());
+        self.inside.timed = layout || self.inside.layers.iter().any(|layer| layer.filter.timed());
         old.into_iter().flatten().collect()
     }
 
@@ -308,9 +265,10 @@ impl Stack {
     pub(crate) fn flow(&mut self, cx: &mut StackCx<'_>) {
         let inside = &mut self.inside;
         if inside.layout.is_some() {
-            cx.return_to_layout(inside, &mut self.sub_leaving);
-            cx.ask_layout_about_faults(inside, &mut self.leaving);
-            cx.ask_layout_about_faults(inside, &mut self.lower_leaving);
+            cx.leave_targets(inside, &mut self.leaving);
+            cx.leave_targets(inside, &mut self.lower_leaving);
+            cx.leave_targets(inside, &mut self.sub_leaving);
+            cx.return_to_layouts(inside, &mut self.sub_leaving);
         }
         if !self.leaving.is_empty() {
             let bottom = inside.layers.len();
@@ -348,6 +306,9 @@ impl Stack {
             }
         }
         cx.run(&mut self.inside);
+        if self.inside.layout.is_some() {
+            cx.tick_layouts(&mut self.inside);
+        }
     }
 
     /// The client of these requests has disconnected. Requests that the datastore does not have yet complete now, those
@@ -396,13 +357,13 @@ impl Stack {
         }
     }
 
-    /// The earliest deadline of its filters.
+    /// The earliest deadline of its filters and layouts.
     pub(crate) fn deadline(&self) -> Option<(Time, Why)> {
-        self.inside
-            .layers
-            .iter()
-            .filter_map(|layer| layer.filter.deadline())
-            .min_by_key(|(at, _)| *at)
+        let filters = self.inside.layers.iter();
+        let filters = filters.filter_map(|layer| layer.filter.deadline());
+        let layouts = self.inside.layout.iter().filter_map(|tree| tree.deadline());
+        let layouts = layouts.map(|at| (at, Why::Layout));
+        filters.chain(layouts).min_by_key(|(at, _)| *at)
     }
 
     /// What each filter reports, top first.
@@ -436,10 +397,12 @@ pub(crate) struct StackExit<'a> {
     pub(crate) qos: &'a mut QosState,
     /// Whether an I/O of this pass was queued in the scheduler.
     pub(crate) waits: bool,
+    /// Buffers for layouts' own bytes.
+    pub(crate) arena: &'a mut Arena,
     pub(crate) out: &'a mut Vec<Effect>,
 }
 
-/// Starts an I/O that was queued in the scheduler.
+/// Starts an I/O that was queued in the scheduler. Returns its target.
 pub(crate) fn dispatch(
     now: Time,
     disk: DiskId,
@@ -447,7 +410,7 @@ pub(crate) fn dispatch(
     cost: Cost,
     ios: &mut Slab<Io>,
     out: &mut Vec<Effect>,
-) {
+) -> Target {
     let io = ios.get_mut(id).expect("an I/O that waits is inside");
     let parked = io.parked.take();
     assert!(
@@ -457,6 +420,7 @@ pub(crate) fn dispatch(
     (io.cost, io.times) = (cost, 1);
     io.issued = now;
     out.push(start(disk, io));
+    io.target
 }
 
 /// The effect that gives an I/O to the datastore.
@@ -496,6 +460,7 @@ fn entering(now: Time, id: IoId, origin: Origin, request: &Request, follows: boo
         origin,
         target: Target(0),
         at: request.offset,
+        node: 0,
         tries: 0,
         parked: Some((GATHERED, Way::Down)),
     }
@@ -575,22 +540,6 @@ impl StackExit<'_> {
     }
 }
 
-impl Inside {
-    /// The layout, and the context of one of its hooks.
-    ///
-    /// # Panics
-    /// If the disk is one image.
-    fn layout(&mut self, exit: &StackExit<'_>) -> (&mut dyn Layout, LayoutCx<'_>) {
-        let layout = self.layout.as_deref_mut().expect("the disk has a layout");
-        let cx = LayoutCx {
-            now: exit.now,
-            disk: exit.disk,
-            commands: &mut self.commands,
-        };
-        (layout, cx)
-    }
-}
-
 impl StackCx<'_> {
     /// Carries a batch down from level `from`, to the datastore. Leaves `ids` empty.
     #[inline(always)]
@@ -612,7 +561,7 @@ impl StackCx<'_> {
         }
         let bottom = cx.level;
         if inside.layout.is_some() {
-            return self.map_all(inside, ids, bottom);
+            return self.map_all(inside, ids);
         }
         for &id in &*ids {
             self.exit.offer(self.ios.inside_mut(id), bottom);
@@ -697,9 +646,9 @@ impl StackCx<'_> {
                     .filter
                     .lower_done(&mut cx, tag, io.outcome);
             }
-            Origin::Layout { tag } => {
+            Origin::Layout { node, tag } => {
                 inside.subs -= 1;
-                let (layout, mut cx) = inside.layout(&self.exit);
+                let (layout, mut cx) = inside.hook(&mut self.exit, node);
                 layout.done(&mut cx, tag, io.outcome);
             }
         }
@@ -726,41 +675,7 @@ impl StackCx<'_> {
             match command {
                 Command::Lower { level, tag, lower } => self.lower(inside, level, tag, lower),
                 Command::Resume { level, io, verdict } => self.resume(inside, level, io, verdict),
-                Command::Issue { tag, sub } => self.issue(inside, tag, sub),
-                Command::Answer { io, outcome } => self.answer(inside, io, outcome),
-                Command::Send { io, target, offset } => self.send(inside, io, target, offset),
-                Command::ReadBlock {
-                    tag,
-                    target,
-                    offset,
-                } => {
-                    let (disk, io) = (self.exit.disk, self.block_io(inside, tag, Op::Read, target));
-                    self.exit.out.push(Effect::ReadBlock {
-                        disk,
-                        target,
-                        io,
-                        offset,
-                    });
-                }
-                Command::WriteBlock {
-                    tag,
-                    target,
-                    offset,
-                    block,
-                } => {
-                    let (disk, io) = (
-                        self.exit.disk,
-                        self.block_io(inside, tag, Op::Write, target),
-                    );
-                    self.exit.out.push(Effect::WriteBlock {
-                        disk,
-                        target,
-                        io,
-                        offset,
-                        block,
-                    });
-                }
-                Command::Opened(outcome) => inside.opened = Some(outcome),
+                Command::Layout { node, command } => self.obey(inside, node, command),
                 Command::Side { level, buffer } => {
                     let filter = inside.layers[usize::from(level)].key;
                     self.exit.out.push(Effect::SideWrite {
@@ -815,130 +730,6 @@ impl StackCx<'_> {
             .ios
             .insert_with(|id| entering(now, id, origin, &request, false));
         self.down_alone(inside, id, usize::from(level) + 1);
-    }
-
-    /// Maps I/Os that have passed the filters. Leaves `ids` empty.
-    #[cold]
-    fn map_all(&mut self, inside: &mut Inside, ids: &mut Vec<IoId>, bottom: u8) {
-        for id in ids.drain(..) {
-            let io = self.ios.inside_mut(id);
-            let (layout, mut cx) = inside.layout(&self.exit);
-            let map = layout.map(&mut cx, io);
-            self.mapped(inside, id, bottom, map);
-        }
-    }
-
-    /// Does what the layout decided about an I/O.
-    fn mapped(&mut self, inside: &mut Inside, id: IoId, bottom: u8, map: Map) {
-        let io = self.ios.inside_mut(id);
-        match map {
-            Map::One { target, offset } => {
-                (io.target, io.at) = (target, offset);
-                self.exit.offer(io, bottom);
-            }
-            Map::Issued => io.parked = Some((IN_LAYOUT, Way::Down)),
-            Map::Done(outcome) => {
-                io.parked = Some((IN_LAYOUT, Way::Down));
-                inside
-                    .commands
-                    .push_back(Command::Answer { io: id, outcome });
-            }
-        }
-    }
-
-    /// Reports ended sub-I/Os to the layout, and carries out what it asks for.
-    fn return_to_layout(&mut self, inside: &mut Inside, ids: &mut Vec<IoId>) {
-        for id in ids.drain(..) {
-            self.end(inside, id);
-            self.run(inside);
-        }
-    }
-
-    /// Asks the layout about I/Os that failed on the one target that they were mapped to.
-    fn ask_layout_about_faults(&mut self, inside: &mut Inside, ids: &mut Vec<IoId>) {
-        let bottom = level_u8(inside.layers.len());
-        ids.retain(|&id| {
-            let io = self.ios.inside_mut(id);
-            let Err(fault) = io.outcome else { return true };
-            io.outcome = Ok(());
-            io.tries = io.tries.saturating_add(1);
-            let (layout, mut cx) = inside.layout(&self.exit);
-            let map = layout.failed(&mut cx, io, fault);
-            self.mapped(inside, id, bottom, map);
-            false
-        });
-        self.run(inside);
-    }
-
-    /// Sends a sub-I/O to its target.
-    fn issue(&mut self, inside: &mut Inside, tag: u64, sub: SubIo) {
-        inside.subs += 1;
-        let request = Request {
-            op: sub.op,
-            flags: sub.flags,
-            offset: sub.offset,
-            len: sub.len,
-            data: sub.data,
-            arrived: self.exit.now,
-        };
-        let (now, origin) = (self.exit.now, Origin::Layout { tag });
-        let id = self
-            .ios
-            .insert_with(|id| entering(now, id, origin, &request, false));
-        let io = self.ios.inside_mut(id);
-        io.target = sub.target;
-        self.exit.offer(io, level_u8(inside.layers.len()));
-    }
-
-    /// Sends an I/O that the layout had taken to one target.
-    fn send(&mut self, inside: &mut Inside, id: IoId, target: Target, offset: u64) {
-        let io = self
-            .ios
-            .get_mut(id)
-            .expect("an I/O that the layout sends is inside");
-        let place = io.parked.take();
-        assert!(
-            matches!(place, Some((IN_LAYOUT, _))),
-            "a layout sends what it has taken"
-        );
-        let bottom = level_u8(inside.layers.len());
-        self.mapped(inside, id, bottom, Map::One { target, offset });
-    }
-
-    /// Names an I/O for a block of the layout's own.
-    fn block_io(&mut self, inside: &mut Inside, tag: u64, op: Op, target: Target) -> IoId {
-        inside.subs += 1;
-        let request = Request {
-            op,
-            flags: Flags::NONE,
-            offset: 0,
-            len: 0,
-            data: Data::NONE,
-            arrived: self.exit.now,
-        };
-        let (now, origin) = (self.exit.now, Origin::Layout { tag });
-        let id = self
-            .ios
-            .insert_with(|id| entering(now, id, origin, &request, false));
-        self.ios.inside_mut(id).target = target;
-        id
-    }
-
-    /// Passes up an I/O that the layout has answered.
-    fn answer(&mut self, inside: &mut Inside, id: IoId, outcome: Outcome) {
-        let io = self
-            .ios
-            .get_mut(id)
-            .expect("an I/O that the layout answers is inside: it was not answered before");
-        let place = io.parked.take();
-        assert!(
-            matches!(place, Some((IN_LAYOUT, _))),
-            "a layout answers what it has taken"
-        );
-        io.outcome = outcome;
-        io.returned = self.exit.now;
-        let bottom = inside.layers.len();
-        self.up_alone(inside, id, bottom);
     }
 
     fn resume(&mut self, inside: &mut Inside, level: u8, id: IoId, verdict: Verdict) {

@@ -13,7 +13,7 @@ const TWO: Depth = Depth {
     runs: u64::MAX,
 };
 /// Random requests reach over several chunks of a stripe.
-const SECTORS: u64 = 40;
+const SECTORS: u64 = 96;
 
 fn disk(shape: Shape, filters: &[&str]) -> Setup {
     let filters = filters.iter().map(|text| text.parse::<FilterSpec>());

@@ -15,8 +15,7 @@
 //! ```
 
 use super::fanout::Fanout;
-use super::{Layout, LayoutCx, Map, SubIo, Target};
-use crate::filter::Io;
+use super::{Layout, LayoutCx, LayoutIo, Map, MemberReport, MemberState, SubIo, Target};
 use crate::request::{Data, Op, Outcome};
 
 /// The smallest chunk, in bytes.
@@ -125,7 +124,7 @@ impl Stripe {
     }
 
     /// One sub-I/O per chunk, each with its part of the bytes.
-    fn split(&mut self, cx: &mut LayoutCx<'_>, io: &Io) {
+    fn split(&mut self, cx: &mut LayoutCx<'_>, io: &LayoutIo) {
         let count = self.count(io.offset, io.len);
         let count = u32::try_from(count).expect("front ends bound a request that carries bytes");
         let tag = self.fanout.begin(io.id, count);
@@ -137,7 +136,7 @@ impl Stripe {
     }
 
     /// One sub-I/O per target, without bytes.
-    fn spread(&mut self, cx: &mut LayoutCx<'_>, io: &Io) {
+    fn spread(&mut self, cx: &mut LayoutCx<'_>, io: &LayoutIo) {
         let pieces = |stripe: &Stripe| {
             let (offset, len) = (io.offset, io.len);
             let on = stripe
@@ -153,7 +152,7 @@ impl Stripe {
         }
     }
 
-    fn flush(&mut self, cx: &mut LayoutCx<'_>, io: &Io) {
+    fn flush(&mut self, cx: &mut LayoutCx<'_>, io: &LayoutIo) {
         let tag = self.fanout.begin(io.id, self.targets.into());
         for target in self.all() {
             let piece = Piece {
@@ -166,7 +165,7 @@ impl Stripe {
     }
 }
 
-fn sub(io: &Io, piece: Piece, data: Data) -> SubIo {
+fn sub(io: &LayoutIo, piece: Piece, data: Data) -> SubIo {
     SubIo {
         target: piece.target,
         op: io.op,
@@ -174,6 +173,7 @@ fn sub(io: &Io, piece: Piece, data: Data) -> SubIo {
         offset: piece.offset,
         len: piece.len,
         data,
+        background: false,
     }
 }
 
@@ -182,11 +182,11 @@ impl Layout for Stripe {
         "stripe"
     }
 
-    fn targets(&self) -> usize {
-        self.targets.into()
+    fn open(&mut self, cx: &mut LayoutCx<'_>, _usable: u32, _fresh: bool) {
+        cx.opened(Ok(()));
     }
 
-    fn map(&mut self, cx: &mut LayoutCx<'_>, io: &Io) -> Map {
+    fn map(&mut self, cx: &mut LayoutCx<'_>, io: &LayoutIo) -> Map {
         if io.op == Op::Flush {
             self.flush(cx, io);
             return Map::Issued;
@@ -215,6 +215,16 @@ impl Layout for Stripe {
         if let Some((io, outcome)) = self.fanout.end(tag, outcome) {
             cx.answer(io, outcome);
         }
+    }
+
+    fn report(&self, members: &mut alloc::vec::Vec<MemberReport>) {
+        members.extend(self.all().map(|_| MemberReport {
+            state: MemberState::InSync,
+            in_flight: 0,
+            faults: 0,
+            copied: 0,
+            to_copy: 0,
+        }));
     }
 }
 

@@ -12,6 +12,7 @@ use super::{Event, Shard};
 use crate::effect::{ControlId, Effect};
 use crate::filter::Io;
 use crate::iocontrol::{Bin, Pick, Usage};
+use crate::layout::Arena;
 use crate::qos::{QosState, Schedulers, scheduler_of};
 use crate::request::DiskId;
 use crate::slab::Slab;
@@ -25,6 +26,7 @@ pub(super) fn stack_cx<'a>(
     ios: &'a mut Slab<Io>,
     schedulers: &'a mut Schedulers,
     qos: &'a mut QosState,
+    arena: &'a mut Arena,
     now: Time,
     disk: DiskId,
     out: &'a mut Vec<Effect>,
@@ -35,6 +37,7 @@ pub(super) fn stack_cx<'a>(
         schedulers,
         qos,
         waits: false,
+        arena,
         out,
     };
     StackCx { ios, exit }
@@ -94,7 +97,10 @@ impl Shard {
         loop {
             match scheduler.pick(now) {
                 Pick::Now(disk, io, cost) => {
-                    stack::dispatch(now, disk, io, cost, &mut self.ios, out);
+                    let target = stack::dispatch(now, disk, io, cost, &mut self.ios, out);
+                    if let Some(disk) = &mut self.disks[disk.0 as usize] {
+                        disk.stack.dispatched(now, target);
+                    }
                 }
                 Pick::Other(thread) => return out.push(Effect::Wake { control, thread }),
                 Pick::At(..) | Pick::Full | Pick::Behind | Pick::Empty => return,

@@ -6,6 +6,7 @@ use crate::block::BLOCK;
 use crate::effect::ControlId;
 use crate::filter::FilterKey;
 use crate::iocontrol::{DiskKey, Orders, Policy, Scheduler, Spent};
+use crate::layout::{LayoutOrder, Tree};
 use crate::request::{DiskId, Fault, IoId, Outcome, Request, Token};
 use crate::stack::{Place, Stack};
 use alloc::boxed::Box;
@@ -54,6 +55,35 @@ pub enum Event {
         io: IoId,
         /// What was read.
         outcome: Result<Option<Box<[u8; BLOCK]>>, Fault>,
+    },
+    /// The checksum of an [`Effect::Sum`](crate::effect::Effect::Sum).
+    Summed {
+        /// The disk.
+        disk: DiskId,
+        /// The I/O.
+        io: IoId,
+        /// The CRC32C.
+        sum: u32,
+    },
+    /// An order to the disk's layouts, answered by [`Effect::LayoutOrdered`](crate::effect::Effect::LayoutOrdered).
+    LayoutOrder {
+        /// The disk.
+        disk: DiskId,
+        /// The order.
+        order: LayoutOrder,
+    },
+    /// Lets the disk's I/O end and its requests wait; then [`Effect::Held`](crate::effect::Effect::Held). The layouts are
+    /// closed then. A disk that is already held, changes or detaches ignores it.
+    Hold {
+        /// The disk.
+        disk: DiskId,
+    },
+    /// A held disk goes on, over these layouts. Answered by [`Effect::Opened`](crate::effect::Effect::Opened).
+    Relay {
+        /// The disk.
+        disk: DiskId,
+        /// The layouts; `None` for one image.
+        tree: Option<Box<Tree>>,
     },
     /// The client of these requests has disconnected. Requests that the datastore does not have yet are answered `Gone`
     /// at once. The others are answered when they complete. A request that was already answered is ignored.

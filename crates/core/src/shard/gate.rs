@@ -11,6 +11,7 @@ use super::dispatch::stack_cx;
 use super::{Disk, Shard, refuse};
 use crate::effect::Effect;
 use crate::filter::FilterKey;
+use crate::layout::Tree;
 use crate::qos::scheduler_of;
 use crate::request::{DiskId, Fault, Op, Outcome, Request, Token};
 use crate::stack::{self, Place};
@@ -23,6 +24,10 @@ pub(super) enum Gate {
     Open,
     /// Requests wait until the disk's layout is open.
     Opening,
+    /// Requests wait until nothing is in flight and the layouts are closed.
+    Holding,
+    /// Requests wait for other layouts.
+    Held,
     /// Requests wait for a change to these filters.
     Draining(Vec<Place>),
     /// Requests are answered `Gone`.
@@ -33,7 +38,7 @@ impl Gate {
     /// Whether the filter stays in the stack when the gate opens again.
     fn keeps(&self, filter: FilterKey) -> bool {
         match self {
-            Gate::Open | Gate::Opening => true,
+            Gate::Open | Gate::Opening | Gate::Holding | Gate::Held => true,
             Gate::Draining(places) => places
                 .iter()
                 .any(|place| matches!(place, Place::Keep(key) if *key == filter)),
@@ -52,6 +57,7 @@ impl Shard {
             &mut self.ios,
             &mut self.schedulers,
             &mut disk.qos,
+            &mut self.arena,
             now,
             id,
             out,
@@ -62,6 +68,44 @@ impl Shard {
         }
     }
 
+    /// Holds the disk's requests, and lets its I/O end.
+    pub(super) fn hold(&mut self, now: Time, id: DiskId, out: &mut Vec<Effect>) {
+        let disk = self.disks[id.0 as usize].as_mut();
+        if let Some(disk) = disk.filter(|disk| matches!(disk.gate, Gate::Open)) {
+            disk.gate = Gate::Holding;
+            self.finish_drain(now, id, out);
+        }
+    }
+
+    /// Puts a held disk over other layouts.
+    pub(super) fn relay(
+        &mut self,
+        now: Time,
+        id: DiskId,
+        tree: Option<Tree>,
+        out: &mut Vec<Effect>,
+    ) {
+        let disk = self.disks[id.0 as usize].as_mut();
+        let Some(disk) = disk.filter(|disk| matches!(disk.gate, Gate::Held)) else {
+            return;
+        };
+        let mut cx = stack_cx(
+            &mut self.ios,
+            &mut self.schedulers,
+            &mut disk.qos,
+            &mut self.arena,
+            now,
+            id,
+            out,
+        );
+        disk.gate = Gate::Opening;
+        if !disk.stack.relay(&mut cx, tree) {
+            disk.stack.opened_at_once();
+        }
+        self.note_timed();
+        self.finish_drain(now, id, out);
+    }
+
     /// Closes the gate, and ends the delays that would only prolong the drain. A disk may be detached while its filters
     /// change: then they do not change any more.
     pub(super) fn close(&mut self, now: Time, id: DiskId, gate: Gate, out: &mut Vec<Effect>) {
@@ -70,7 +114,7 @@ impl Shard {
             .expect("the engine names only disks that it has attached");
         let gate = match (&disk.gate, gate) {
             // No I/O is inside yet.
-            (Gate::Opening, Gate::Draining(places)) => {
+            (Gate::Opening | Gate::Held, Gate::Draining(places)) => {
                 disk.stack.rearrange(now, id, places, out);
                 out.push(Effect::Rearranged { disk: id });
                 return self.note_timed();
@@ -83,6 +127,7 @@ impl Shard {
             &mut self.ios,
             &mut self.schedulers,
             &mut disk.qos,
+            &mut self.arena,
             now,
             id,
             out,
@@ -124,6 +169,7 @@ impl Shard {
             &mut self.ios,
             &mut self.schedulers,
             &mut disk.qos,
+            &mut self.arena,
             now,
             id,
             out,
@@ -143,11 +189,12 @@ impl Shard {
         if !disk.stack.is_quiet() {
             return;
         }
-        if matches!(disk.gate, Gate::Detaching) {
+        if matches!(disk.gate, Gate::Detaching | Gate::Holding) {
             let mut cx = stack_cx(
                 &mut self.ios,
                 &mut self.schedulers,
                 &mut disk.qos,
+                &mut self.arena,
                 now,
                 id,
                 out,
@@ -158,6 +205,11 @@ impl Shard {
         }
         match core::mem::replace(&mut disk.gate, Gate::Open) {
             Gate::Open => {}
+            Gate::Holding => {
+                disk.gate = Gate::Held;
+                out.push(Effect::Held { disk: id });
+            }
+            Gate::Held => disk.gate = Gate::Held,
             Gate::Opening => match disk.stack.take_opened() {
                 None => disk.gate = Gate::Opening,
                 Some(outcome) => {

@@ -261,6 +261,11 @@ impl Host {
                     Effect::SideWrite { .. } => panic!("no filter here uses a side file"),
                     Effect::ReadBlock { .. }
                     | Effect::WriteBlock { .. }
+                    | Effect::Copy { .. }
+                    | Effect::Sum { .. }
+                    | Effect::LayoutNotice { .. }
+                    | Effect::LayoutOrdered { .. }
+                    | Effect::Held { .. }
                     | Effect::Opened { .. } => panic!("no disk here has a layout"),
                 }
             }

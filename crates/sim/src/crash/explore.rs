@@ -4,7 +4,7 @@
 //! A write that is not durable then persists whole, in part, or not at all. The disk is read, crashes again, and is read again.
 
 use super::choice::{AllChoices, Choose, RandomChoices, RecordedChoices};
-use super::world::{GuestRequest, Setup, World};
+use super::world::{Formatted, GuestRequest, Setup, World};
 use tidegate_core::request::{Fault, Flags, Op};
 
 /// The result of an enumeration.
@@ -63,6 +63,8 @@ pub struct Depth {
 /// Runs every workload of the requests in every way. Ends at the first breach.
 pub fn explore(setup: &Setup, requests: &[GuestRequest], depth: Depth) -> Explored {
     let mut found = Explored::default();
+    let formatted = Formatted::new(setup);
+    let setup = &formatted;
     for length in 1..=depth.longest {
         let mut words = AllChoices::default();
         loop {
@@ -87,7 +89,7 @@ pub fn explore(setup: &Setup, requests: &[GuestRequest], depth: Depth) -> Explor
 /// # Errors
 /// The choices of a run that breached something.
 fn all_runs(
-    setup: &Setup,
+    setup: &Formatted,
     workload: &[GuestRequest],
     depth: Depth,
     found: &mut Explored,
@@ -113,15 +115,20 @@ fn all_runs(
     Ok(())
 }
 
-fn holds(setup: &Setup, workload: &[GuestRequest], faults: bool, choices: &mut dyn Choose) -> bool {
-    let mut world = World::new(setup.clone());
+fn holds(
+    setup: &Formatted,
+    workload: &[GuestRequest],
+    faults: bool,
+    choices: &mut dyn Choose,
+) -> bool {
+    let mut world = setup.world();
     run(&mut world, workload, faults, choices);
     world.breach().is_none()
 }
 
 /// Runs a failed run once more, to record it.
-fn again(setup: &Setup, workload: &[GuestRequest], faults: bool, choices: &[u32]) -> Failure {
-    let mut world = World::new(setup.clone());
+fn again(setup: &Formatted, workload: &[GuestRequest], faults: bool, choices: &[u32]) -> Failure {
+    let mut world = setup.world();
     world.record();
     run(
         &mut world,

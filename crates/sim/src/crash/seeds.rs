@@ -6,6 +6,7 @@ use super::choice::{Choose, RandomChoices, RecordedChoices};
 use super::explore::Failure;
 use super::world::{GuestRequest, Setup, World};
 use tidegate_core::filter::FilterSpec;
+use tidegate_core::layout::{LayoutOrder, Target};
 use tidegate_core::request::{Fault, Flags, Op};
 
 /// Requests under way at once, at most.
@@ -82,14 +83,33 @@ fn step(world: &mut World, choices: &mut dyn Choose) {
             world.verify(0..world.sectors(), choices);
         }
         1 => world.rearrange(filters(choices.choose(4))),
-        2..32 if world.pending() < MOST_PENDING => world.submit(request(world.sectors(), choices)),
+        2 => drop(world.pass_time()),
+        3 => world.order(order(world.targets(), choices)),
+        4..32 if world.pending() < MOST_PENDING => world.submit(request(world.sectors(), choices)),
         _ if world.in_flight() > 0 => {
             let in_flight = u32::try_from(world.in_flight()).expect("few are in flight");
             let which = choices.choose(in_flight) as usize;
-            let fails = choices.choose(128) == 1;
-            world.complete(which, if fails { Err(Fault::Io) } else { Ok(()) });
+            let outcome = match choices.choose(256) {
+                1 => Err(Fault::Io),
+                2 => Err(Fault::Gone),
+                _ => Ok(()),
+            };
+            world.complete(which, outcome);
         }
         _ => {}
+    }
+}
+
+fn order(targets: u8, choices: &mut dyn Choose) -> LayoutOrder {
+    let target = choices.choose(targets.into());
+    let target = Target(u8::try_from(target).expect("a target"));
+    match choices.choose(8) {
+        0 => LayoutOrder::Drop(target),
+        1 => LayoutOrder::Scrub { repair: true },
+        2 => LayoutOrder::StopScrub,
+        3 => LayoutOrder::Replace(target),
+        4 => LayoutOrder::Scrub { repair: false },
+        _ => LayoutOrder::Rebuild(target),
     }
 }
 

@@ -15,6 +15,7 @@ use super::choice::Choose;
 use std::collections::BTreeMap;
 
 /// One place that I/O is done on.
+#[derive(Clone)]
 pub struct Store {
     /// What a read returns.
     current: Vec<u8>,

@@ -7,15 +7,17 @@ use super::choice::Choose;
 use super::history::{End, History};
 use super::store::{Defects, InFlight, Store};
 use super::{SECTOR, fill, stamp};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use tidegate_core::block::BLOCK;
 use tidegate_core::effect::Effect;
 use tidegate_core::filter::{FilterKey, FilterSpec};
+use tidegate_core::layout::mirror::STATE_AT;
 use tidegate_core::layout::mirror::state::State;
-use tidegate_core::layout::mirror::{Mirror, PIECE, STATE_BYTES};
-use tidegate_core::layout::stripe::{CHUNK_MIN, Stripe};
-use tidegate_core::layout::{Refusal, Target};
+use tidegate_core::layout::stripe::CHUNK_MIN;
+use tidegate_core::layout::{
+    self, LayoutNotice, LayoutOrder, LayoutSpec, MemberState, Members, Refusal, SLOT, Target, Tree,
+};
 use tidegate_core::request::{
     Data, DiskId, Extent, ExtentKind, Fault, Flags, IoId, Op, Outcome, Request, Token,
 };
@@ -25,7 +27,14 @@ use tidegate_core::units::{Span, Time};
 
 const DISK: DiskId = DiskId(0);
 
-/// The bytes of a disk with a layout, by target.
+/// Where the disk's bytes begin on each member: behind a label and two states.
+const DATA_AT: u64 = 3 * BLOCK as u64;
+/// Buffers of the arena, from this number on.
+const ARENA: u32 = u32::MAX - 100;
+/// How many there are.
+const ARENA_SLOTS: u32 = 6;
+
+/// How a disk's bytes lie on its targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// One image.
@@ -40,6 +49,11 @@ pub enum Shape {
         /// Members.
         members: u8,
     },
+    /// RAID 10 of mirrors of two, in chunks of 4 KiB.
+    MirrorStripe {
+        /// Members.
+        members: u8,
+    },
 }
 
 impl Shape {
@@ -47,33 +61,57 @@ impl Shape {
         match self {
             Shape::Plain => 1,
             Shape::Stripe { targets } => targets,
-            Shape::Mirror { members } => members,
+            Shape::Mirror { members } | Shape::MirrorStripe { members } => members,
         }
     }
 
-    fn over(self, stack: Stack, size: u64) -> Stack {
+    fn spec(self) -> LayoutSpec {
+        let chunk = CHUNK_MIN;
         match self {
-            Shape::Plain => stack,
-            Shape::Stripe { targets } => stack.over(Box::new(Stripe::new(targets, CHUNK_MIN))),
-            Shape::Mirror { members } => stack.over(Box::new(mirror(members, size))),
+            Shape::Plain => LayoutSpec::Plain,
+            Shape::Stripe { .. } => LayoutSpec::Stripe { chunk },
+            Shape::Mirror { .. } => LayoutSpec::Mirror,
+            Shape::MirrorStripe { .. } => LayoutSpec::MirrorStripe { chunk },
         }
+    }
+
+    /// The layouts of a disk of this size.
+    fn tree(self, size: u64) -> Option<Tree> {
+        let members = Members {
+            data_at: DATA_AT,
+            ..Members::new([7; 16], size, self.targets().into())
+        };
+        Tree::build(self.spec(), members)
     }
 
     /// Whether the disk goes on without any one of its targets.
     fn is_redundant(self) -> bool {
-        matches!(self, Shape::Mirror { .. })
+        self.spec().is_redundant()
     }
-}
 
-/// A buffer that no guest has.
-const SCRATCH: u32 = u32::MAX - 1;
+    /// The members that have the same bytes as this one, and it.
+    fn mirrors(self) -> Vec<Range<usize>> {
+        match self {
+            Shape::Plain | Shape::Stripe { .. } => Vec::new(),
+            Shape::Mirror { members } => vec![0..members.into()],
+            Shape::MirrorStripe { members } => {
+                let pairs = 0..usize::from(members) / 2;
+                pairs.map(|pair| 2 * pair..2 * pair + 2).collect()
+            }
+        }
+    }
 
-fn mirror(members: u8, size: u64) -> Mirror {
-    let scratch = Data {
-        buffer: SCRATCH,
-        start: 0,
-    };
-    Mirror::new([7; 16], members, size, scratch)
+    /// Sectors of each target.
+    fn member_sectors(self, sectors: u64) -> u64 {
+        let size = sectors * SECTOR as u64;
+        match self {
+            Shape::Plain => sectors,
+            _ => {
+                let member = self.spec().member_size(size, self.targets().into());
+                (member - layout::DATA_AT + DATA_AT).div_ceil(SECTOR as u64)
+            }
+        }
+    }
 }
 
 /// What is built, and built again after each crash.
@@ -148,6 +186,10 @@ pub struct World {
     rearranging: bool,
     /// Targets that are away since the last start, one bit each.
     away: u32,
+    /// What the layouts have reported.
+    notices: Vec<LayoutNotice>,
+    /// Whether a target has failed an I/O since the last start.
+    failed_since_start: bool,
     /// How opening the disk ended.
     opened: Option<Result<(), Refusal>>,
     /// Targets that have failed an I/O, one bit each.
@@ -161,19 +203,46 @@ pub struct World {
     trace: Option<Vec<String>>,
 }
 
+/// A disk that was formatted: its stores, from which runs begin.
+pub struct Formatted {
+    setup: Setup,
+    stores: Vec<Store>,
+}
+
+impl Formatted {
+    /// Formats a disk.
+    ///
+    /// # Panics
+    /// If it cannot be formatted.
+    pub fn new(setup: &Setup) -> Formatted {
+        let honest = Setup {
+            defects: Defects::default(),
+            ..setup.clone()
+        };
+        let mut world = World::new(honest);
+        world.open();
+        assert_eq!(world.breach(), None, "an honest store is formatted");
+        Formatted {
+            setup: setup.clone(),
+            stores: world.stores,
+        }
+    }
+
+    /// A world that begins with the formatted disk.
+    pub fn world(&self) -> World {
+        World::over(self.setup.clone(), self.stores.clone())
+    }
+}
+
 impl World {
     /// A new disk of zeroes.
     pub fn new(setup: Setup) -> World {
-        let state = STATE_BYTES / SECTOR as u64;
-        let stores = (0..setup.shape.targets()).map(|_| Store::new(setup.sectors + state));
-        let mut stores: Vec<Store> = stores.collect();
-        if let Shape::Mirror { members } = setup.shape {
-            let mirror = mirror(members, setup.sectors * SECTOR as u64);
-            for (member, store) in (0..).zip(&mut stores) {
-                let (offset, block) = mirror.first_state(member);
-                store.write(offset, &block[..], true);
-            }
-        }
+        let sectors = setup.shape.member_sectors(setup.sectors);
+        let stores = (0..setup.shape.targets()).map(|_| Store::new(sectors));
+        World::over(setup, stores.collect())
+    }
+
+    fn over(setup: Setup, mut stores: Vec<Store>) -> World {
         stores[0].defects = setup.defects;
         let mut world = World {
             shard: Shard::new(16),
@@ -188,6 +257,8 @@ impl World {
             next_filter: 0,
             rearranging: false,
             away: 0,
+            notices: Vec::new(),
+            failed_since_start: false,
             opened: None,
             faulty: 0,
             now: Time::ZERO,
@@ -199,6 +270,56 @@ impl World {
         };
         world.attach();
         world
+    }
+
+    /// Opens a new disk completely.
+    pub fn open(&mut self) {
+        self.finish();
+        if self.breach.is_none() && self.opened != Some(Ok(())) {
+            let opened = self.opened;
+            self.fail(format!("a new disk does not open: {opened:?}"));
+        }
+    }
+
+    /// Orders something of the layouts.
+    pub fn order(&mut self, order: LayoutOrder) {
+        self.note(|| format!("order: {order:?}"));
+        if let LayoutOrder::Drop(target) = order {
+            self.faulty |= 1 << target.0;
+        }
+        self.handle(Event::LayoutOrder { disk: DISK, order });
+    }
+
+    /// What the layouts have reported.
+    pub fn notices(&self) -> &[LayoutNotice] {
+        &self.notices
+    }
+
+    /// The members' states.
+    pub fn members(&self) -> Vec<MemberState> {
+        let report = self.shard.layout_report(DISK);
+        let members = report.map(|report| report.members).unwrap_or_default();
+        members.iter().map(|member| member.state).collect()
+    }
+
+    /// Time passes until the shard's next deadline. Returns whether there was one. One target at most may be slow: it is
+    /// at fault then.
+    pub fn pass_time(&mut self) -> bool {
+        let Some((at, _)) = self.shard.deadline() else {
+            return false;
+        };
+        let slow = self.in_flight.iter().map(|started| started.target);
+        let slow: BTreeSet<usize> = slow.collect();
+        if slow.len() > 1 || !self.effects.is_empty() {
+            return false;
+        }
+        if let Some(slow) = slow.first() {
+            self.note_fault(1 << slow);
+        }
+        self.note(|| format!("time passes until {at:?}"));
+        self.now = self.now.max(at);
+        self.handle(Event::Ticked);
+        true
     }
 
     /// Records what happens from now on.
@@ -219,6 +340,11 @@ impl World {
     /// Size of the disk.
     pub fn sectors(&self) -> u64 {
         self.setup.sectors
+    }
+
+    /// How many targets it has.
+    pub fn targets(&self) -> u8 {
+        self.setup.shape.targets()
     }
 
     /// Effects that wait to be performed.
@@ -249,9 +375,16 @@ impl World {
         });
         let stack = Stack::new(filters.collect());
         let size = self.setup.sectors * SECTOR as u64;
-        let stack = self.setup.shape.over(stack, size);
-        let piece = usize::try_from(PIECE).expect("a piece is small");
-        self.memory.insert(SCRATCH, vec![0; piece]);
+        let stack = match self.setup.shape.tree(size) {
+            Some(tree) => stack.over(tree),
+            None => stack,
+        };
+        let slots = (0..ARENA_SLOTS).map(|slot| Data {
+            buffer: ARENA + slot,
+            start: 0,
+        });
+        let slots: Vec<Data> = slots.collect();
+        self.shard.give_arena(slots);
         self.opened = (self.setup.shape == Shape::Plain).then_some(Ok(()));
         let attach = Event::Attach {
             disk: DISK,
@@ -285,6 +418,7 @@ impl World {
 
     /// The guest submits a request.
     pub fn submit(&mut self, request: GuestRequest) {
+        self.forgive();
         let token = self.next_token;
         self.next_token += 1;
         let buffer = u32::try_from(token).expect("a run is short");
@@ -393,7 +527,26 @@ impl World {
                 self.note(|| "rearranged".to_owned());
                 self.rearranging = false;
             }
-            Effect::Detached { .. } | Effect::Wake { .. } => {
+            Effect::Copy { from, to, len } => {
+                let len = usize::try_from(len).expect("a slot is small");
+                let from = bytes(&mut self.memory, from, len).to_vec();
+                bytes(&mut self.memory, to, len).copy_from_slice(&from);
+            }
+            Effect::Sum { io, data, len, .. } => {
+                let len = usize::try_from(len).expect("a slot is small");
+                let sum = sum(bytes(&mut self.memory, data, len));
+                self.handle(Event::Summed {
+                    disk: DISK,
+                    io,
+                    sum,
+                });
+            }
+            Effect::LayoutNotice { notice, .. } => {
+                self.note(|| format!("notice: {notice:?}"));
+                self.notices.push(notice);
+            }
+            Effect::LayoutOrdered { outcome, .. } => self.note(|| format!("ordered: {outcome:?}")),
+            Effect::Held { .. } | Effect::Detached { .. } | Effect::Wake { .. } => {
                 self.fail(format!("{effect:?} has no cause"));
             }
         }
@@ -479,7 +632,7 @@ impl World {
             _ => Err(Fault::Gone),
         };
         if outcome.is_err() {
-            self.faulty |= bit;
+            self.note_fault(bit);
         }
         let outcome = outcome.and_then(|()| self.apply(&mut started));
         let Started {
@@ -504,6 +657,21 @@ impl World {
                 outcome: outcome.map(|()| block.filter(|_| op == Op::Read)),
             },
         });
+    }
+
+    /// Targets that were at fault and are in sync again are not at fault any more.
+    fn forgive(&mut self) {
+        let quiet = self.pending.is_empty() && self.in_flight.is_empty() && self.effects.is_empty();
+        let members = self.members();
+        if quiet && members.iter().all(|state| *state == MemberState::InSync) {
+            self.faulty = self.away;
+        }
+    }
+
+    /// A target is at fault.
+    fn note_fault(&mut self, bit: u32) {
+        self.faulty |= bit;
+        self.failed_since_start = true;
     }
 
     fn apply(&mut self, started: &mut Started) -> Outcome {
@@ -602,6 +770,7 @@ impl World {
         self.rearranging = false;
         self.away = away;
         self.faulty |= away;
+        self.failed_since_start = false;
         self.attach();
     }
 
@@ -612,15 +781,13 @@ impl World {
                 self.perform();
             } else if self.in_flight() > 0 {
                 self.complete(0, Ok(()));
-            } else if let (false, Some((at, _))) = (self.pending.is_empty(), self.shard.deadline())
-            {
-                self.now = self.now.max(at);
-                self.handle(Event::Ticked);
-            } else {
+            } else if self.pending.is_empty() || !self.pass_time() {
                 break;
             }
         }
-        if self.breach.is_none() && !self.pending.is_empty() {
+        // A disk that refused to open lets its requests wait.
+        let refused = matches!(self.opened, Some(Err(_)));
+        if self.breach.is_none() && !self.pending.is_empty() && !refused {
             let waiting: Vec<_> = self.pending.keys().collect();
             self.fail(format!("requests {waiting:?} are never answered"));
         }
@@ -629,7 +796,7 @@ impl World {
     /// Reads these sectors twice, once nothing is under way. A disk that has not opened is started with all its targets.
     pub fn verify(&mut self, sectors: Range<u64>, choices: &mut dyn Choose) {
         self.finish();
-        if let (Some(Err(_)), true) = (self.opened, self.away != 0) {
+        if let (Some(Err(_)), true) = (self.opened, self.away != 0 || self.failed_since_start) {
             self.restart(choices, 0);
             self.finish();
         }
@@ -651,36 +818,72 @@ impl World {
             }
         }
         self.compare_members();
+        if self.away == 0 && self.breach.is_none() {
+            self.heal();
+            self.compare_members();
+        }
     }
 }
 
 impl World {
-    /// Once nothing is under way, the members of a mirror that are in sync are equal.
-    fn compare_members(&mut self) {
-        let Shape::Mirror { .. } = self.setup.shape else {
-            return;
-        };
-        let in_sync = self.in_sync();
-        let all = (0..).zip(&self.stores);
-        let equal = all.filter(|(member, _)| in_sync >> member & 1 == 1);
-        let size = usize::try_from(self.setup.sectors).expect("a small disk") * SECTOR;
-        let contents: Vec<Vec<u8>> = equal
-            .map(|(_, store)| {
-                let mut bytes = vec![0; size];
-                store.read(0, &mut bytes);
-                bytes
-            })
-            .collect();
-        if contents.windows(2).any(|pair| pair[0] != pair[1]) {
-            self.fail(format!("the members {in_sync:b} are in sync and differ"));
+    /// Lets time pass until every member is in sync again, if none is away.
+    pub fn heal(&mut self) {
+        for round in 0..100 {
+            self.finish();
+            let members = self.members();
+            let out = members
+                .iter()
+                .position(|state| *state == MemberState::OutOfSync);
+            let whole = members.iter().all(|state| *state == MemberState::InSync);
+            if self.breach.is_some() || whole {
+                break;
+            }
+            // One that an administrator has dropped comes back by an order only.
+            let order = match round % 20 {
+                10 => Some(LayoutOrder::Rebuild as fn(Target) -> LayoutOrder),
+                19 => Some(LayoutOrder::Replace as fn(Target) -> LayoutOrder),
+                _ => None,
+            };
+            if let (Some(order), Some(out)) = (order, out) {
+                self.order(order(Target(u8::try_from(out).expect("a member"))));
+            } else {
+                self.pass_time();
+            }
+        }
+        let members = self.members();
+        if members.iter().any(|state| *state != MemberState::InSync) && self.away == 0 {
+            self.fail(format!("members stay out of sync: {members:?}"));
         }
     }
 
-    /// The members that the newest state on any store calls in sync.
-    fn in_sync(&self) -> u32 {
-        let at = self.setup.sectors * SECTOR as u64;
-        let places = self.stores.iter().flat_map(|store| {
-            [at, at + BLOCK as u64].map(|at| {
+    /// Once nothing is under way, the members of a mirror that are in sync are equal.
+    fn compare_members(&mut self) {
+        for mirror in self.setup.shape.mirrors() {
+            let in_sync = self.in_sync(mirror.clone());
+            let equal = mirror
+                .clone()
+                .filter(|member| in_sync >> (member - mirror.start) & 1 == 1);
+            let sectors = self.setup.shape.member_sectors(self.setup.sectors);
+            let size = usize::try_from(sectors * SECTOR as u64 - DATA_AT).expect("a small disk");
+            let contents: Vec<Vec<u8>> = equal
+                .map(|member| {
+                    let mut bytes = vec![0; size];
+                    self.stores[member].read(DATA_AT, &mut bytes);
+                    bytes
+                })
+                .collect();
+            if contents.windows(2).any(|pair| pair[0] != pair[1]) {
+                self.fail(format!(
+                    "the members {in_sync:b} of {mirror:?} are in sync and differ"
+                ));
+            }
+        }
+    }
+
+    /// The members that the newest state on any store of a mirror calls in sync.
+    fn in_sync(&self, mirror: Range<usize>) -> u32 {
+        let places = self.stores[mirror].iter().flat_map(|store| {
+            [STATE_AT, STATE_AT + BLOCK as u64].map(|at| {
                 let mut block = [0; BLOCK];
                 store.read(at, &mut block);
                 State::decode(&block).ok()
@@ -691,11 +894,25 @@ impl World {
     }
 }
 
-/// A part of the memory that an I/O names.
+/// A checksum that tells blocks apart.
+fn sum(bytes: &[u8]) -> u32 {
+    let mix = |sum: u32, byte: &u8| (sum ^ u32::from(*byte)).wrapping_mul(16_777_619);
+    bytes.iter().fold(2_166_136_261, mix)
+}
+
+/// A part of the memory that an I/O names. Buffers of the arena have memory once they are used.
 fn bytes(memory: &mut BTreeMap<u32, Vec<u8>>, data: Data, len: usize) -> &mut [u8] {
+    let start = usize::try_from(data.start).expect("32 bits");
+    if (ARENA..ARENA + ARENA_SLOTS).contains(&data.buffer) {
+        let memory = memory.entry(data.buffer).or_default();
+        assert!(start + len <= SLOT as usize, "a slot is not so long");
+        if memory.len() < start + len {
+            memory.resize(start + len, 0xee);
+        }
+        return &mut memory[start..start + len];
+    }
     let memory = memory
         .get_mut(&data.buffer)
         .expect("an I/O names memory that its guest has not got back");
-    let start = usize::try_from(data.start).expect("32 bits");
     &mut memory[start..start + len]
 }

@@ -1,286 +1,550 @@
-//! Opening a mirror: which members are in sync, and hot regions made equal.
+//! How a mirror opens, and how a member that was out of sync is used again.
 //!
-//! The newest state that any member has says who is in sync. All of these must be there: one that is away may have taken
-//! writes alone since. Then each hot region is copied from one member in sync to the others, before the disk takes requests.
+//! Opening reads the states of all members. The newest one says who is in sync. All of these must be there, because an
+//! absent one may have taken writes alone since. Then each hot region is copied from one member in sync to the others,
+//! before the disk takes requests. Members out of sync are read once the disk is open, and get what they lack.
 //!
 //! # Always true
-//! - a member that missed writes is never read
+//! - a member that missed writes is never read before it was rebuilt
 //! - after opening, members in sync are equal
+//! - a member gets only the regions that it missed if its own state shows that it was in sync until it was dropped
 
-use super::{LayoutCx, Mirror, OPEN, REGION, Refusal, STATE_BYTES, SubIo, Target, each};
-use crate::block::{BLOCK, Unreadable};
-use crate::layout::mirror::state::State;
-use crate::request::{Fault, Flags, Op, Outcome};
-use alloc::boxed::Box;
+use super::copier::Copier;
+use super::state::{MISSED, REGION, State, Syncing};
+use super::{MEMBERS_MAX, Mirror, STATE, each, tag};
+use crate::block::Unreadable;
+use crate::layout::{BlockOutcome, LayoutCx, LayoutNotice, OrderRefusal, Refusal, Target};
+use crate::request::Fault;
+use crate::units::{Span, Time};
 use alloc::vec::Vec;
 
-/// Bytes that are copied at once.
-pub const PIECE: u64 = 64 << 10;
+/// The first pause before a dropped member is tried again. It doubles up to the longest. Origin: chosen; no measurement.
+const FIRST_PAUSE: Span = Span::from_secs(10);
+const LONGEST_PAUSE: Span = Span::from_secs(300);
 
 /// How far opening has come.
-pub(super) struct Opening {
-    /// Blocks that have not been read.
-    left: u32,
-    /// The newest state of each member.
-    states: Vec<Option<State>>,
-    refusal: Option<Refusal>,
-    /// Members to which the newest state is being written.
-    levels: u32,
-    /// What is left to copy, last first.
-    pieces: Vec<(u64, u64)>,
-    copying: Copying,
+pub(super) enum Opening {
+    /// The states of a new disk are written; so many more.
+    Fresh {
+        left: u32,
+    },
+    /// Blocks that have not been read, and the newest state of each member.
+    States {
+        left: u32,
+        states: Vec<Option<State>>,
+        /// Where the newest of all was.
+        newest: (u64, u32),
+        refusal: Option<Refusal>,
+    },
+    /// The newest state is written to so many more members.
+    Level {
+        left: u32,
+    },
+    /// Hot regions are copied.
+    Recover,
+    /// The state after that is recorded.
+    Record,
+    Done,
 }
 
-/// The step of the piece that is being copied.
-enum Copying {
-    /// It is read from this member; so many others have failed to read it.
-    Read { from: Target, tries: u32 },
-    /// It is written to so many more members.
-    Write { left: u32 },
-    /// All is copied; so many more members are flushed.
-    Flush { left: u32 },
+/// Members that are to be used again.
+#[derive(Default)]
+pub(super) struct Readmission {
+    /// Members that are not tried, one bit each.
+    barred: u32,
+    /// When each is tried.
+    at: [Option<Time>; MEMBERS_MAX],
+    pause: [Span; MEMBERS_MAX],
+    reading: Option<Reading>,
+}
+
+/// A member whose state is being read.
+struct Reading {
+    member: u8,
+    left: u32,
+    state: Option<State>,
+    fault: Option<Fault>,
+    foreign: bool,
+}
+
+impl Readmission {
+    /// The member was dropped, or could not be rebuilt.
+    pub(super) fn later(&mut self, member: u8, now: Time) {
+        let place = usize::from(member);
+        let pause = self.pause[place].max(FIRST_PAUSE);
+        self.at[place] = Some(now + pause);
+        self.pause[place] = Span::from_nanos(2 * pause.as_nanos()).min(LONGEST_PAUSE);
+    }
+
+    /// The member is in sync.
+    pub(super) fn done(&mut self, member: u8) {
+        self.at[usize::from(member)] = None;
+        self.pause[usize::from(member)] = FIRST_PAUSE;
+    }
 }
 
 impl Mirror {
-    pub(super) fn begin_opening(&mut self, cx: &mut LayoutCx<'_>) {
-        self.opening = Some(Opening {
-            left: 2 * u32::from(self.members),
+    pub(super) fn opening_is_done(&self) -> bool {
+        matches!(self.opening, Some(Opening::Done))
+    }
+
+    pub(super) fn begin_opening(&mut self, cx: &mut LayoutCx<'_>, usable: u32, fresh: bool) {
+        let usable = usable & self.all();
+        if !self.kept {
+            self.in_sync = 1;
+            self.readmission.barred = u32::MAX;
+            self.opening = Some(Opening::Done);
+            cx.opened(Ok(()));
+            return self.begin_rebuild(cx, 1, true);
+        }
+        if fresh {
+            self.in_sync = if self.zeroed { self.all() } else { 1 };
+            self.opening = Some(Opening::Fresh { left: 2 });
+            self.records.version = 1;
+            return self.record(cx);
+        }
+        self.readmission.barred = self.all() & !usable;
+        self.opening = Some(Opening::States {
+            left: 2 * usable.count_ones(),
             states: (0..self.members).map(|_| None).collect(),
+            newest: (0, 0),
             refusal: None,
-            levels: 0,
-            pieces: Vec::new(),
-            copying: Copying::Flush { left: 0 },
         });
-        for target in (0..self.members).map(Target) {
-            for sequence in 0..2 {
-                let tag = OPEN | u64::from(target.0);
-                cx.read_block(tag, target, self.state_place(sequence));
+        if usable == 0 {
+            return self.refuse(cx, Refusal::Missing(Target(0)));
+        }
+        for target in each(usable) {
+            for place in 0..2 {
+                let offset = Mirror::state_at(place);
+                cx.read_block(tag(STATE, place, target), target, offset);
             }
         }
     }
 
-    /// A state block was read, or could not be.
-    pub(super) fn opening_block(
+    fn refuse(&mut self, cx: &mut LayoutCx<'_>, refusal: Refusal) {
+        self.opening = None;
+        self.in_sync = 0;
+        cx.opened(Err(refusal));
+    }
+
+    /// A state block was read or written.
+    pub(super) fn state_read(
         &mut self,
         cx: &mut LayoutCx<'_>,
+        number: u32,
         member: u8,
-        outcome: Result<Option<Box<[u8; BLOCK]>>, Fault>,
+        outcome: BlockOutcome,
     ) {
+        if number >= READMIT {
+            return self.readmission_read(cx, member, outcome);
+        }
         let (disk, members) = (self.disk, self.members);
-        let Some(opening) = &mut self.opening else {
-            return;
-        };
-        if opening.levels > 0 {
-            return self.levelled(cx, member, outcome.map(|_| ()));
-        }
-        opening.left -= 1;
-        let target = Target(member);
-        // A member that cannot be read is away.
-        if let Ok(Some(block)) = outcome {
-            match State::decode(&block[..]) {
-                Ok((state, place)) => {
-                    if state.disk != disk || place != member || state.members != members {
-                        opening.refusal = Some(Refusal::Foreign(target));
+        match &mut self.opening {
+            Some(Opening::States {
+                left,
+                states,
+                newest,
+                refusal,
+            }) => {
+                *left -= 1;
+                let last = *left == 0;
+                let known = &mut states[usize::from(member)];
+                match decode(disk, members, member, outcome) {
+                    Ok(Some(state)) => {
+                        *newest = (*newest).max((state.sequence, number));
+                        if known.as_ref().is_none_or(|k| k.sequence < state.sequence) {
+                            *known = Some(state);
+                        }
                     }
-                    let known = &mut opening.states[usize::from(member)];
-                    if known
-                        .as_ref()
-                        .is_none_or(|known| known.sequence < state.sequence)
-                    {
-                        *known = Some(state);
-                    }
+                    Ok(None) => {}
+                    Err(why) => *refusal = Some(why),
                 }
-                Err(Unreadable::Newer(_)) => opening.refusal = Some(Refusal::Newer(target)),
-                Err(_) => {}
+                if last {
+                    self.choose(cx);
+                }
             }
-        }
-        if opening.left == 0 {
-            self.choose(cx);
+            Some(Opening::Level { left }) => {
+                *left -= 1;
+                let last = *left == 0;
+                if let Err(fault) = outcome {
+                    self.drop_members(cx, 1 << member, fault);
+                }
+                if last {
+                    self.recover(cx);
+                }
+            }
+            _ => {}
         }
     }
 
     /// All states are known: decides who is in sync.
     fn choose(&mut self, cx: &mut LayoutCx<'_>) {
-        let Some(opening) = &mut self.opening else {
+        let Some(Opening::States {
+            states,
+            newest: (_, place),
+            refusal,
+            ..
+        }) = &mut self.opening
+        else {
             return;
         };
-        let newest = opening.states.iter().flatten();
-        let newest = newest.max_by_key(|state| state.sequence).cloned();
-        let refusal = opening.refusal.or(match &newest {
-            None => Some(Refusal::NoState),
-            Some(newest) => each(newest.in_sync)
-                .find(|target| {
-                    let state = opening.states[usize::from(target.0)].as_ref();
-                    // A crash while a state is recorded leaves members one apart. One that is further behind is an old copy.
-                    state.is_none_or(|state| state.sequence + 1 < newest.sequence)
-                })
-                .map(Refusal::Missing),
+        let (states, place, refusal) = (core::mem::take(states), *place, *refusal);
+        self.records.place = place;
+        if let Some(refusal) = refusal {
+            return self.refuse(cx, refusal);
+        }
+        let newest = states.iter().flatten();
+        let Some(newest) = newest.max_by_key(|state| state.sequence).cloned() else {
+            let first = (0..self.members).find(|member| self.without >> member & 1 == 0);
+            return self.refuse(cx, Refusal::Damaged(Target(first.unwrap_or(0))));
+        };
+        // A crash while a state is recorded leaves some members with the one before. What is older is an old copy.
+        let current = |target: Target| {
+            let state = states[usize::from(target.0)].as_ref();
+            state.is_some_and(|state| state.sequence >= newest.previous)
+        };
+        let needed = newest.in_sync & !self.without;
+        let missing = each(needed).find(|target| !current(*target));
+        let none = (needed == 0).then(|| each(newest.in_sync).next()).flatten();
+        if let Some(target) = missing.or(none) {
+            return self.refuse(cx, Refusal::Missing(target));
+        }
+        // A member that went on after it was dropped has writes that the others lack.
+        let split = (0..self.members).find(|member| {
+            let state = states[usize::from(*member)].as_ref();
+            state.is_some_and(|state| newest.excludes(*member) && state.is_split(&newest, *member))
         });
-        let newest = match (refusal, newest) {
-            (None, Some(newest)) => newest,
-            (refusal, _) => {
-                self.opening = None;
-                return cx.opened(Err(refusal.unwrap_or(Refusal::NoState)));
+        if let Some(member) = split {
+            return self.refuse(cx, Refusal::Split(Target(member)));
+        }
+        self.adopt(&newest, needed, |target| current(target));
+        self.level(cx, &newest, &states);
+    }
+
+    /// Takes over the newest state.
+    fn adopt(&mut self, newest: &State, in_sync: u32, current: impl Fn(Target) -> bool) {
+        self.in_sync = in_sync;
+        self.since = newest.since;
+        self.overflow = newest.overflow;
+        self.until = newest.until;
+        self.records.sequence = newest.sequence + LEAP;
+        self.records.last = newest.sequence;
+        self.records.last_in_sync = newest.in_sync;
+        self.syncing = newest
+            .syncing
+            .filter(|syncing| current(Target(syncing.member)));
+        let size = self.size;
+        for region in &newest.regions {
+            let number = region & !MISSED;
+            if u64::from(number) * REGION >= size {
+                continue;
             }
-        };
-        self.in_sync = newest.in_sync;
-        self.records.sequence = newest.sequence;
-        let size = self.state_at;
-        let pieces = newest.hot.iter().flat_map(|region| {
-            let begin = u64::from(*region) * REGION;
-            let end = (begin + REGION).min(size);
-            (0..)
-                .map(move |piece| begin + piece * PIECE)
-                .take_while(move |at| *at < end)
-                .map(move |at| (at, PIECE.min(end - at)))
+            match region & MISSED {
+                0 => drop(self.hot.insert(number, super::Hot::default())),
+                _ => drop(self.missed.insert(number)),
+            }
+        }
+    }
+
+    /// Writes the newest state to the members that a crash has kept from it. Otherwise a second crash could leave one
+    /// further behind, as an old copy is.
+    fn level(&mut self, cx: &mut LayoutCx<'_>, newest: &State, states: &[Option<State>]) {
+        let place = Mirror::state_at(self.records.place);
+        let behind = each(self.active()).filter(|target| {
+            let state = states[usize::from(target.0)].as_ref();
+            state.is_none_or(|state| state.sequence < newest.sequence)
         });
-        opening.pieces = pieces.collect();
-        opening.pieces.reverse();
-        self.level(cx, &newest);
-    }
-
-    /// Writes the newest state to the members that a crash has kept from it. Otherwise a second crash could leave one two
-    /// states behind, as an old copy is.
-    fn level(&mut self, cx: &mut LayoutCx<'_>, newest: &State) {
-        let place = self.state_place(newest.sequence);
-        let Some(opening) = &mut self.opening else {
-            return;
-        };
-        for target in each(newest.in_sync) {
-            let state = opening.states[usize::from(target.0)].as_ref();
-            if state.is_none_or(|state| state.sequence < newest.sequence) {
-                opening.levels += 1;
-                let tag = OPEN | u64::from(target.0);
-                cx.write_block(tag, target, place, newest.encode(target.0));
-            }
+        let behind: Vec<Target> = behind.collect();
+        let left = u32::try_from(behind.len()).expect("few members");
+        self.opening = Some(Opening::Level { left });
+        for target in &behind {
+            let block = newest.encode(target.0);
+            cx.write_block(tag(STATE, 0, *target), *target, place, block);
         }
-        if opening.levels == 0 {
-            self.copy_next(cx);
+        if behind.is_empty() {
+            self.recover(cx);
         }
     }
 
-    fn levelled(&mut self, cx: &mut LayoutCx<'_>, member: u8, outcome: Outcome) {
-        let Some(opening) = &mut self.opening else {
-            return;
-        };
-        opening.levels -= 1;
-        let last = opening.levels == 0;
-        if outcome.is_err() {
-            self.drop_members(1 << member);
-        }
-        if last {
-            self.copy_next(cx);
-        }
+    /// Copies the hot regions.
+    fn recover(&mut self, cx: &mut LayoutCx<'_>) {
+        self.opening = Some(Opening::Recover);
+        let alone = self.active().count_ones() < 2;
+        let hot = self.hot.keys().copied().filter(|_| !alone);
+        let ranges = self.ranges_of(hot);
+        self.begin_copies(cx, Copier::new(None, ranges), 0);
     }
 
-    /// Copies the next piece, or ends.
-    fn copy_next(&mut self, cx: &mut LayoutCx<'_>) {
-        let members = self.in_sync;
-        let Some(opening) = &mut self.opening else {
-            return;
-        };
-        if opening.pieces.is_empty() || members.count_ones() == 1 {
-            opening.pieces.clear();
-            opening.copying = Copying::Flush {
-                left: members.count_ones(),
-            };
-            for target in each(members) {
-                cx.issue(
-                    OPEN | u64::from(target.0),
-                    self.copy(target, Op::Flush, (0, 0)),
-                );
-            }
-            return;
+    /// The hot regions are equal and durable.
+    pub(super) fn recovery_ended(&mut self, cx: &mut LayoutCx<'_>) {
+        let hot = core::mem::take(&mut self.hot);
+        if self.is_degraded() && !self.overflow {
+            self.missed.extend(hot.into_keys());
         }
-        let from = Target(u8::try_from(members.trailing_zeros()).expect("few members"));
-        self.read_piece(cx, from, 0);
+        self.opening = Some(Opening::Record);
+        self.records.version += 1;
+        self.record(cx);
     }
 
-    fn read_piece(&mut self, cx: &mut LayoutCx<'_>, from: Target, tries: u32) {
-        let Some(opening) = &mut self.opening else {
-            return;
-        };
-        opening.copying = Copying::Read { from, tries };
-        let piece = *opening.pieces.last().expect("a piece is being copied");
-        cx.issue(OPEN | u64::from(from.0), self.copy(from, Op::Read, piece));
+    pub(super) fn recovery_failed(&mut self, cx: &mut LayoutCx<'_>, target: Target, fault: Fault) {
+        self.refuse(cx, Refusal::Failed(target, fault));
     }
 
-    fn copy(&self, target: Target, op: Op, (offset, len): (u64, u64)) -> SubIo {
-        SubIo {
-            target,
-            op,
-            flags: Flags::NONE,
-            offset,
-            len,
-            data: self.scratch,
-        }
-    }
-
-    /// A sub-I/O of the copy has ended.
-    pub(super) fn copy_done(&mut self, cx: &mut LayoutCx<'_>, member: u8, outcome: Outcome) {
-        let in_sync = self.in_sync;
-        let Some(opening) = &mut self.opening else {
-            return;
-        };
-        match (&mut opening.copying, outcome) {
-            (Copying::Read { from, .. }, Ok(())) => {
-                let from = *from;
-                let others = in_sync & !(1 << from.0);
-                let left = others.count_ones();
-                opening.copying = Copying::Write { left };
-                let piece = *opening.pieces.last().expect("a piece is being copied");
-                for target in each(others) {
-                    cx.issue(
-                        OPEN | u64::from(target.0),
-                        self.copy(target, Op::Write, piece),
-                    );
-                }
-            }
-            (Copying::Read { from, tries }, Err(fault)) => {
-                let (from, tries) = (from.0, *tries + 1);
-                let next = self.next_in_sync(from);
-                if tries >= in_sync.count_ones() {
-                    self.opening = None;
-                    return cx.opened(Err(Refusal::Failed(fault)));
-                }
-                self.read_piece(cx, Target(next), tries);
-            }
-            (Copying::Write { left }, outcome) => {
+    /// A state is recorded.
+    pub(super) fn opening_recorded(&mut self, cx: &mut LayoutCx<'_>) {
+        let current = self.records.durable >= self.records.version;
+        match &mut self.opening {
+            Some(Opening::Fresh { left }) if current => {
                 *left -= 1;
-                let last = *left == 0;
-                if last {
-                    opening.pieces.pop();
-                }
-                if outcome.is_err() {
-                    self.drop_members(1 << member);
-                }
-                if last {
-                    self.copy_next(cx);
-                }
-            }
-            (Copying::Flush { left }, outcome) => {
-                *left -= 1;
-                let last = *left == 0;
-                if outcome.is_err() && in_sync.count_ones() > 1 {
-                    self.drop_members(1 << member);
-                }
-                if last {
-                    // The members are equal: no region is hot.
+                if *left > 0 {
+                    // Both places get a state of this mirror.
                     self.records.version += 1;
-                    self.record(cx);
+                    return;
                 }
+            }
+            Some(Opening::Record) if current => {}
+            _ => return,
+        }
+        self.opening = Some(Opening::Done);
+        cx.opened(Ok(()));
+        if let Some(Syncing { member, full, upto }) = self.syncing {
+            let ranges = self.lacks(full, upto);
+            self.notice_rebuild(cx, member, &ranges);
+            let copier = Copier::new(Some(member), ranges);
+            return self.begin_copies(cx, copier, 0);
+        }
+        for target in each(self.all() & !self.in_sync & !self.readmission.barred) {
+            self.readmission.at[usize::from(target.0)] = Some(cx.now());
+        }
+        if !self.zeroed && self.since == [0; MEMBERS_MAX] && self.is_degraded() {
+            return;
+        }
+        self.readmit_next(cx);
+    }
+
+    /// What a member that is being rebuilt still lacks.
+    fn lacks(&self, full: bool, upto: u64) -> Vec<(u64, u64)> {
+        if full {
+            return if upto < self.size {
+                alloc::vec![(upto, self.size)]
+            } else {
+                Vec::new()
+            };
+        }
+        let mut regions: Vec<u32> = self.hot.keys().chain(&self.missed).copied().collect();
+        regions.sort_unstable();
+        let above = |region: &u32| (u64::from(*region) + 1) * REGION > upto;
+        self.ranges_of(regions.into_iter().filter(above))
+    }
+
+    fn notice_rebuild(&self, cx: &mut LayoutCx<'_>, member: u8, ranges: &[(u64, u64)]) {
+        cx.notice(LayoutNotice::Rebuilding {
+            member: Target(member),
+            bytes: ranges.iter().map(|(from, to)| to - from).sum(),
+        });
+    }
+
+    /// Uses a member again: it gets writes from now on, and copies of what it lacks.
+    fn begin_rebuild(&mut self, cx: &mut LayoutCx<'_>, member: u8, full: bool) {
+        self.readmission.at[usize::from(member)] = None;
+        self.readmission.barred &= !(1 << member);
+        self.syncing = Some(Syncing {
+            member,
+            full,
+            upto: 0,
+        });
+        self.records.version += 1;
+        let ranges = self.lacks(full, 0);
+        self.notice_rebuild(cx, member, &ranges);
+        let version = self.records.version;
+        self.begin_copies(cx, Copier::new(Some(member), ranges), version);
+    }
+
+    /// When a member is tried again.
+    pub(super) fn readmission_at(&self) -> Option<Time> {
+        let free = self.syncing.is_none() && self.copier.is_none() && !self.closing;
+        if !free || !self.opening_is_done() || self.readmission.reading.is_some() {
+            return None;
+        }
+        let unused = self.all() & !self.in_sync & !self.readmission.barred;
+        let times = each(unused).filter_map(|target| self.readmission.at[usize::from(target.0)]);
+        times.min()
+    }
+
+    /// Tries the members whose time has come.
+    pub(super) fn readmit_next(&mut self, cx: &mut LayoutCx<'_>) {
+        while self.readmission_at().is_some_and(|at| at <= cx.now()) {
+            let unused = self.all() & !self.in_sync & !self.readmission.barred;
+            let due = each(unused).find(|target| {
+                let at = self.readmission.at[usize::from(target.0)];
+                at.is_some_and(|at| at <= cx.now())
+            });
+            let Some(target) = due else { return };
+            // A write that it got long ago must not land on what it gets now.
+            if cx.load(target) > 0 {
+                self.readmission.later(target.0, cx.now());
+                continue;
+            }
+            self.readmission.reading = Some(Reading {
+                member: target.0,
+                left: 2,
+                state: None,
+                fault: None,
+                foreign: false,
+            });
+            for place in 0..2 {
+                let offset = Mirror::state_at(place);
+                cx.read_block(tag(STATE, READMIT + place, target), target, offset);
             }
         }
     }
 
-    /// The state after opening is recorded.
-    pub(super) fn recovered(&mut self, cx: &mut LayoutCx<'_>) {
-        self.opening = None;
-        cx.opened(Ok(()));
+    fn readmission_read(&mut self, cx: &mut LayoutCx<'_>, member: u8, outcome: BlockOutcome) {
+        let (disk, members) = (self.disk, self.members);
+        let Some(reading) = &mut self.readmission.reading else {
+            return;
+        };
+        reading.left -= 1;
+        if let Err(fault) = outcome {
+            reading.fault = Some(fault);
+        }
+        match decode(disk, members, member, outcome) {
+            Ok(Some(state)) => {
+                let known = &mut reading.state;
+                if known.as_ref().is_none_or(|k| k.sequence < state.sequence) {
+                    *known = Some(state);
+                }
+            }
+            Ok(None) => {}
+            Err(_) => reading.foreign = true,
+        }
+        if reading.left > 0 {
+            return;
+        }
+        let Some(reading) = self.readmission.reading.take() else {
+            return;
+        };
+        let member = reading.member;
+        if self.closing || self.in_sync >> member & 1 == 1 || self.syncing.is_some() {
+            return;
+        }
+        if let Some(fault) = reading.fault {
+            self.readmission.later(member, cx.now());
+            let member = Target(member);
+            return cx.notice(LayoutNotice::RebuildFailed { member, fault });
+        }
+        let known = reading.state.filter(|_| !reading.foreign);
+        let now = self.state();
+        let Some(state) = known.filter(|state| !state.is_split(&now, member)) else {
+            // Another disk's, or written without the others: only an order to replace it brings it back.
+            self.readmission.barred |= 1 << member;
+            let (member, fault) = (Target(member), Fault::Invalid);
+            return cx.notice(LayoutNotice::RebuildFailed { member, fault });
+        };
+        let was_in_sync = state.in_sync >> member & 1 == 1;
+        let place = usize::from(member);
+        let until_dropped = (self.until[place]..self.since[place]).contains(&state.sequence);
+        let delta = was_in_sync && until_dropped && !self.overflow;
+        self.begin_rebuild(cx, member, !delta);
+    }
+
+    pub(super) fn order_rebuild(
+        &mut self,
+        cx: &mut LayoutCx<'_>,
+        member: u8,
+    ) -> Result<(), OrderRefusal> {
+        self.may_rebuild(member)?;
+        self.readmission.barred &= !(1 << member);
+        self.readmission.at[usize::from(member)] = Some(cx.now());
+        if cx.load(Target(member)) > 0 {
+            return Err(OrderRefusal::InFlight);
+        }
+        self.readmit_next(cx);
+        Ok(())
+    }
+
+    pub(super) fn order_replace(
+        &mut self,
+        cx: &mut LayoutCx<'_>,
+        member: u8,
+    ) -> Result<(), OrderRefusal> {
+        self.may_rebuild(member)?;
+        self.begin_rebuild(cx, member, true);
+        Ok(())
+    }
+
+    fn may_rebuild(&self, member: u8) -> Result<(), OrderRefusal> {
+        if !self.opening_is_done() || self.closing {
+            return Err(OrderRefusal::NotOpen);
+        }
+        if self.in_sync >> member & 1 == 1 {
+            return Err(OrderRefusal::InSync);
+        }
+        let reads = self.readmission.reading.is_some();
+        if self.syncing.is_some() || self.scrub.is_some() || reads {
+            return Err(OrderRefusal::Busy);
+        }
+        Ok(())
+    }
+
+    pub(super) fn order_drop(
+        &mut self,
+        cx: &mut LayoutCx<'_>,
+        member: u8,
+    ) -> Result<(), OrderRefusal> {
+        if !self.opening_is_done() {
+            return Err(OrderRefusal::NotOpen);
+        }
+        let bit = 1 << member;
+        if self.in_sync == bit {
+            return Err(OrderRefusal::Last);
+        }
+        self.readmission.barred |= bit;
+        self.drop_members(cx, bit, Fault::Gone);
+        self.record(cx);
+        Ok(())
     }
 }
 
-const _: () = assert!(
-    STATE_BYTES == 2 * BLOCK as u64,
-    "a place for each of two states"
-);
+impl State {
+    /// Whether this member is not used.
+    fn excludes(&self, member: u8) -> bool {
+        let rebuilt = self.syncing.is_some_and(|syncing| syncing.member == member);
+        self.in_sync >> member & 1 == 0 && !rebuilt
+    }
+
+    /// Whether this member went on without those of the newest state, after these had excluded it.
+    fn is_split(&self, newest: &State, member: u8) -> bool {
+        let since = newest.since[usize::from(member)];
+        let alone = self.in_sync & newest.in_sync == 0 && self.in_sync >> member & 1 == 1;
+        alone && since != 0 && self.sequence >= since
+    }
+}
+
+/// Each start leaves a gap in the sequence: a state that was being recorded at a crash, and that an absent member may
+/// have, is never taken for another.
+const LEAP: u64 = 1 << 20;
+
+/// Numbers of blocks that are read to use a member again.
+const READMIT: u32 = 2;
+
+/// A member's state; `None` if the block has none.
+fn decode(
+    disk: [u8; 16],
+    members: u8,
+    member: u8,
+    outcome: BlockOutcome,
+) -> Result<Option<State>, Refusal> {
+    let target = Target(member);
+    let Ok(Some(block)) = outcome else {
+        return Ok(None);
+    };
+    match State::decode(&block[..]) {
+        Ok((state, place)) if state.disk == disk && place == member && state.members == members => {
+            Ok(Some(state))
+        }
+        Ok(_) => Err(Refusal::Foreign(target)),
+        Err(Unreadable::Newer(_)) => Err(Refusal::Newer(target)),
+        Err(_) => Ok(None),
+    }
+}

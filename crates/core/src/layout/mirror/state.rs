@@ -1,4 +1,4 @@
-//! The state block of a mirror's member: who is in sync, and where writes may be under way.
+//! The state block of a mirror's member: who is in sync, and where members may differ.
 //!
 //! Each member has two places for it. A new state goes to the place of the older one, so that a torn write leaves the
 //! newer one readable.
@@ -9,25 +9,38 @@
 //! # Picture
 //! ```text
 //!    0  magic "TIDEMIRR" 8, version 2
-//!   16  disk 16, sequence 8, members in sync 4, this member 1, members 1, hot regions 2
-//!   64  hot regions, 4 each
+//!   16  disk 16, sequence 8, members in sync 4, this member 1, members 1, regions 2
+//!   48  member being rebuilt 1 (0xff: none), flags 1, rebuilt up to 8 (at 56)
+//!   64  for each of 4 members out of sync: the first sequence without it 8, or 0
+//!   96  for each of them: the last sequence that it had in sync 8, or all ones
+//!  128  the last sequence that all members had 8
+//!  160  regions, 4 each; the highest bit: members in sync are equal there
 //! 4092  CRC32C of all before it 4
 //! ```
+//! Flags: 1 = members out of sync may lack any region; 2 = the member being rebuilt gets all bytes.
 //!
 //! # Units
-//! Little-endian. A region is [`REGION`] bytes.
+//! Little-endian. A region is [`REGION`] bytes; "rebuilt up to" is bytes.
 
+use super::MEMBERS_MAX;
 use crate::block::{BLOCK, Reader, Unreadable, Writer};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 /// Bytes of a region of the write-intent log. Origin: md's bitmap chunks and DRBD's extents are of 1 to 64 MiB.
 pub const REGION: u64 = 1 << 20;
-/// The most regions that are hot at once: as many as fit in a block, rounded down.
-pub const HOT_MAX: usize = 1000;
+/// The most regions of a state: as many as fit in a block, rounded down.
+pub const HOT_MAX: usize = 980;
+/// Regions have smaller numbers: disks are below 2 PiB.
+pub const MISSED: u32 = 1 << 31;
+
+/// A member that was never in sync.
+pub const NEVER: u64 = u64::MAX;
 
 const MAGIC: [u8; 8] = *b"TIDEMIRR";
 const VERSION: u16 = 1;
+const OVERFLOW: u8 = 1;
+const FULL: u8 = 2;
 
 /// What a state block says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,27 +53,59 @@ pub struct State {
     pub in_sync: u32,
     /// How many members there are.
     pub members: u8,
-    /// Regions in which members may differ after a crash, ascending.
-    pub hot: Vec<u32>,
+    /// The member that is being rebuilt.
+    pub syncing: Option<Syncing>,
+    /// For each member out of sync: the first sequence that says so.
+    pub since: [u64; MEMBERS_MAX],
+    /// For each of them: the last sequence that all members had while it was in sync; [`NEVER`] if it was not.
+    pub until: [u64; MEMBERS_MAX],
+    /// The last sequence that all members used then had. A member in sync has it, or a later one.
+    pub previous: u64,
+    /// Whether members out of sync may lack any region.
+    pub overflow: bool,
+    /// Regions in which members in sync may differ after a crash; with [`MISSED`]: only those out of sync lack them.
+    /// Ascending by region.
+    pub regions: Vec<u32>,
+}
+
+/// How far the rebuild of a member is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Syncing {
+    /// The member.
+    pub member: u8,
+    /// Whether it gets all bytes, or only the regions of the state.
+    pub full: bool,
+    /// It has everything below this offset, but for hot regions.
+    pub upto: u64,
 }
 
 impl State {
     /// The block, for one member.
     ///
     /// # Panics
-    /// With more than [`HOT_MAX`] hot regions.
+    /// With more than [`HOT_MAX`] regions.
     pub fn encode(&self, member: u8) -> Box<[u8; BLOCK]> {
-        assert!(self.hot.len() <= HOT_MAX, "hot regions are bounded");
+        assert!(self.regions.len() <= HOT_MAX, "regions are bounded");
         let mut out = Writer::new(MAGIC, VERSION);
         out.go_to(16);
         out.put(&self.disk);
         out.put(&self.sequence.to_le_bytes());
         out.put(&self.in_sync.to_le_bytes());
         out.put(&[member, self.members]);
-        let hot = u16::try_from(self.hot.len()).expect("at most HOT_MAX");
-        out.put(&hot.to_le_bytes());
-        out.go_to(64);
-        for region in &self.hot {
+        let regions = u16::try_from(self.regions.len()).expect("at most HOT_MAX");
+        out.put(&regions.to_le_bytes());
+        let full = self.syncing.is_some_and(|syncing| syncing.full);
+        let flags = if self.overflow { OVERFLOW } else { 0 } | if full { FULL } else { 0 };
+        out.put(&[self.syncing.map_or(0xff, |syncing| syncing.member), flags]);
+        out.go_to(56);
+        let upto = self.syncing.map_or(0, |syncing| syncing.upto);
+        out.put(&upto.to_le_bytes());
+        for sequence in self.since.iter().chain(&self.until) {
+            out.put(&sequence.to_le_bytes());
+        }
+        out.put(&self.previous.to_le_bytes());
+        out.go_to(160);
+        for region in &self.regions {
             out.put(&region.to_le_bytes());
         }
         Box::new(out.finish())
@@ -77,16 +122,35 @@ impl State {
         let sequence = u64::from_le_bytes(from.take());
         let in_sync = u32::from_le_bytes(from.take());
         let [member, members] = from.take();
-        let hot = usize::from(u16::from_le_bytes(from.take()));
-        let known = 1_u32
-            .checked_shl(members.into())
-            .map_or(u32::MAX, |bit| bit - 1);
-        if hot > HOT_MAX || member >= members || in_sync == 0 || in_sync & !known != 0 {
+        let regions = usize::from(u16::from_le_bytes(from.take()));
+        let [rebuilt, flags] = from.take();
+        from.go_to(56);
+        let upto = u64::from_le_bytes(from.take());
+        let since = [(); MEMBERS_MAX].map(|()| u64::from_le_bytes(from.take()));
+        let until = [(); MEMBERS_MAX].map(|()| u64::from_le_bytes(from.take()));
+        let previous = u64::from_le_bytes(from.take());
+        let known = match usize::from(members) {
+            1..=MEMBERS_MAX => (1_u32 << members) - 1,
+            _ => return Err(Unreadable::Torn),
+        };
+        if regions > HOT_MAX || member >= members || in_sync == 0 || in_sync & !known != 0 {
             return Err(Unreadable::Torn);
         }
-        from.go_to(64);
-        let hot: Vec<u32> = (0..hot).map(|_| u32::from_le_bytes(from.take())).collect();
-        if !hot.is_sorted_by(|a, b| a < b) {
+        let syncing = (rebuilt != 0xff).then_some(Syncing {
+            member: rebuilt,
+            full: flags & FULL != 0,
+            upto,
+        });
+        if syncing
+            .is_some_and(|syncing| syncing.member >= members || in_sync >> syncing.member & 1 == 1)
+        {
+            return Err(Unreadable::Torn);
+        }
+        from.go_to(160);
+        let regions: Vec<u32> = (0..regions)
+            .map(|_| u32::from_le_bytes(from.take()))
+            .collect();
+        if !regions.is_sorted_by(|a, b| a & !MISSED < b & !MISSED) {
             return Err(Unreadable::Torn);
         }
         let state = State {
@@ -94,7 +158,12 @@ impl State {
             sequence,
             in_sync,
             members,
-            hot,
+            syncing,
+            since,
+            until,
+            previous,
+            overflow: flags & OVERFLOW != 0,
+            regions,
         };
         Ok((state, member))
     }
@@ -110,14 +179,23 @@ mod tests {
             sequence: 9,
             in_sync: 0b101,
             members: 3,
-            hot: alloc::vec![0, 5, 900_000],
+            syncing: Some(Syncing {
+                member: 1,
+                full: true,
+                upto: 77 << 20,
+            }),
+            since: [0, 8, 0, 0],
+            until: [0, 7, 0, NEVER],
+            previous: 8,
+            overflow: true,
+            regions: alloc::vec![0, 5 | MISSED, 900_000],
         }
     }
 
     #[test]
     fn a_state_is_read_as_it_was_written() {
         let full = State {
-            hot: (0..).take(HOT_MAX).collect(),
+            regions: (0..).take(HOT_MAX).collect(),
             ..state()
         };
         for state in [state(), full] {
@@ -137,10 +215,18 @@ mod tests {
             ..state()
         };
         let unsorted = State {
-            hot: alloc::vec![5, 0],
+            regions: alloc::vec![5, MISSED],
             ..state()
         };
-        for state in [none_in_sync, unknown_member, unsorted] {
+        let rebuilt_in_sync = State {
+            syncing: Some(Syncing {
+                member: 2,
+                full: false,
+                upto: 0,
+            }),
+            ..state()
+        };
+        for state in [none_in_sync, unknown_member, unsorted, rebuilt_in_sync] {
             let block = state.encode(0);
             assert_eq!(State::decode(&block[..]), Err(Unreadable::Torn));
         }

@@ -37,16 +37,17 @@ pub(crate) fn run(options: &Options) -> bool {
 }
 
 /// The disks that are tried, by name, and where their first chunk ends.
-const SHAPES: [(&str, Shape, u64); 6] = [
+const SHAPES: [(&str, Shape, u64); 7] = [
     ("plain", Shape::Plain, 1),
     ("stripe of 2", Shape::Stripe { targets: 2 }, 8),
     ("stripe of 3", Shape::Stripe { targets: 3 }, 8),
     ("stripe of 4", Shape::Stripe { targets: 4 }, 8),
     ("mirror of 2", Shape::Mirror { members: 2 }, 1),
     ("mirror of 3", Shape::Mirror { members: 3 }, 1),
+    ("mirror+stripe of 4", Shape::MirrorStripe { members: 4 }, 8),
 ];
 /// Sectors of a disk.
-const SECTORS: u64 = 40;
+const SECTORS: u64 = 96;
 
 fn setup(shape: Shape) -> Setup {
     Setup {

@@ -1,0 +1,402 @@
+//! The guests' I/Os on a mirror, and the parts of them that are with the members.
+//!
+//! A write is copied into buffers of the arena, piece by piece, so that all members get the same bytes. A member that hangs
+//! keeps its buffer until its I/O ends; the guest's I/O is answered without it.
+//!
+//! # Always true
+//! - an I/O ends once, after every piece of it has ended on each member that is still used
+//! - a buffer returns to the arena after its last I/O has ended
+
+use super::state::HOT_MAX;
+use super::{COPY_LOCK, Mirror, PIECE, SCRUB_LOCK, each, tag};
+use crate::layout::{LayoutCx, LayoutIo, LayoutNotice, Map, SLOT, SubIo};
+use crate::range_lock::{Mode, Wanted};
+use crate::request::{self, Data, Fault, Flags, IoId, Outcome};
+use alloc::vec::Vec;
+
+/// An I/O that the mirror has taken.
+pub(super) struct Op {
+    /// None for a flush of the mirror's own.
+    io: Option<IoId>,
+    op: request::Op,
+    flags: Flags,
+    offset: u64,
+    len: u64,
+    data: Data,
+    stage: Stage,
+    /// Whether its regions count it.
+    counted: bool,
+    /// Bytes that were given to members.
+    given: u64,
+    /// Pieces that have not ended.
+    open: u32,
+    /// Members that have failed.
+    failed: u32,
+    fault: Option<Fault>,
+    /// For a flush: when it began.
+    began: u64,
+}
+
+/// A part of an I/O that is with the members.
+pub(super) struct Piece {
+    op: u32,
+    slot: Option<Data>,
+    /// Members that have not ended it.
+    pending: u32,
+    /// Members that have not ended it and are not waited for.
+    late: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// For its range, or for its regions to be recorded as hot.
+    Waits,
+    /// With the members.
+    Issued,
+    /// For a state without the members that failed it.
+    Drops,
+}
+
+impl Mirror {
+    /// Takes a guest's I/O, or sends it to one member.
+    pub(super) fn take(&mut self, cx: &mut LayoutCx<'_>, io: &LayoutIo) -> Map {
+        let reads = !io.op.modifies() && io.op != request::Op::Flush;
+        if reads && self.lock.is_idle() {
+            return Map::One {
+                target: self.reader(cx),
+                offset: io.offset,
+            };
+        }
+        // What a discard leaves could differ between members: zeroes do not.
+        let (op, flags) = match io.op {
+            request::Op::Discard => (request::Op::WriteZeroes, io.flags.with(Flags::MAY_UNMAP)),
+            op => (op, io.flags),
+        };
+        let began = self.moment();
+        let number = self.ops.insert(Op {
+            io: Some(io.id),
+            op,
+            flags,
+            offset: io.offset,
+            len: io.len,
+            data: io.data,
+            stage: Stage::Waits,
+            counted: false,
+            given: 0,
+            open: 0,
+            failed: 0,
+            fault: None,
+            began,
+        });
+        if io.op == request::Op::Flush {
+            self.issue(cx, number);
+            return Map::Issued;
+        }
+        let wanted = Wanted {
+            id: number,
+            start: io.offset,
+            end: io.offset + io.len,
+            mode: if reads { Mode::Shared } else { Mode::Exclusive },
+        };
+        if self.lock.acquire(wanted) {
+            self.locked(cx, number);
+        }
+        Map::Issued
+    }
+
+    /// Lets those go on that waited for a range.
+    pub(super) fn unlock(&mut self, cx: &mut LayoutCx<'_>, holder: u32) {
+        let mut started = Vec::new();
+        self.lock.release(holder, &mut started);
+        for holder in started {
+            match holder {
+                SCRUB_LOCK => self.scrub_locked(cx),
+                copy if copy >= COPY_LOCK => self.copy_locked(cx, copy & !COPY_LOCK),
+                op => self.locked(cx, op),
+            }
+        }
+    }
+
+    /// An I/O has its range.
+    fn locked(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
+        let op = self.ops.at(number);
+        if op.op.modifies() {
+            let (offset, len) = (op.offset, op.len);
+            self.disturb_copies(offset, offset + len);
+            return self.heat(cx, number);
+        }
+        // A read only had to wait.
+        let op = self.ops.remove(number);
+        let io = op.io.expect("a read is a guest's or a filter's");
+        let target = self.reader(cx);
+        cx.send(io, target, op.offset);
+        self.unlock(cx, number);
+    }
+
+    /// Makes the regions of a write hot, then issues it.
+    fn heat(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
+        let (offset, len) = self.range(number);
+        match self.make_hot(offset, len) {
+            None => {
+                self.crowded.push(number);
+                self.flush_own(cx);
+            }
+            Some(since) => {
+                self.ops.at(number).counted = true;
+                self.after_record(cx, number, since);
+            }
+        }
+    }
+
+    fn range(&mut self, number: u32) -> (u64, u64) {
+        let op = self.ops.at(number);
+        (op.offset, op.len)
+    }
+
+    /// Flushes the members, so that regions become cold.
+    pub(super) fn flush_own(&mut self, cx: &mut LayoutCx<'_>) {
+        if core::mem::replace(&mut self.flushing, true) {
+            return;
+        }
+        let began = self.moment();
+        let number = self.ops.insert(Op {
+            io: None,
+            op: request::Op::Flush,
+            flags: Flags::NONE,
+            offset: 0,
+            len: 0,
+            data: Data::NONE,
+            stage: Stage::Waits,
+            counted: false,
+            given: 0,
+            open: 0,
+            failed: 0,
+            fault: None,
+            began,
+        });
+        self.issue(cx, number);
+    }
+
+    fn own_flush_ended(&mut self, cx: &mut LayoutCx<'_>, outcome: Outcome) {
+        self.flushing = false;
+        self.forget_cold();
+        if self.closing || self.crowded.is_empty() {
+            self.records.version += 1;
+            self.record(cx);
+        }
+        for number in core::mem::take(&mut self.crowded) {
+            match outcome {
+                Ok(()) => self.heat(cx, number),
+                Err(fault) => self.end(cx, number, Err(fault)),
+            }
+        }
+    }
+
+    /// The state that an I/O waited for is recorded.
+    pub(super) fn recorded(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
+        match self.ops.at(number).stage {
+            Stage::Waits => self.issue(cx, number),
+            Stage::Drops => self.end(cx, number, Ok(())),
+            Stage::Issued => unreachable!("an issued I/O waits for its members only"),
+        }
+    }
+
+    /// Gives an I/O to all members that are used.
+    fn issue(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
+        let op = self.ops.at(number);
+        op.stage = Stage::Issued;
+        match op.op {
+            request::Op::Write if op.len > 0 => self.feed(cx, number),
+            _ => {
+                let (data, len) = (op.data, op.len);
+                op.given = len;
+                self.issue_piece(cx, number, (0, len), data, None);
+            }
+        }
+    }
+
+    /// Gives as much of a write to the members as there are buffers for.
+    fn feed(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
+        loop {
+            let op = self.ops.at(number);
+            let (given, left) = (op.given, op.len - op.given);
+            if left == 0 {
+                return;
+            }
+            let Some(slot) = cx.claim() else {
+                return self.hungry.push_back(number);
+            };
+            let len = left.min(SLOT);
+            let op = self.ops.at(number);
+            op.given += len;
+            let skipped = u32::try_from(given).expect("front ends bound a request with bytes");
+            cx.copy(op.data.skip(skipped), slot, len);
+            self.issue_piece(cx, number, (given, len), slot, Some(slot));
+        }
+    }
+
+    pub(super) fn feed_hungry(&mut self, cx: &mut LayoutCx<'_>) {
+        for _ in 0..self.hungry.len() {
+            if let Some(number) = self.hungry.pop_front() {
+                self.feed(cx, number);
+            }
+        }
+    }
+
+    fn issue_piece(
+        &mut self,
+        cx: &mut LayoutCx<'_>,
+        number: u32,
+        (start, len): (u64, u64),
+        data: Data,
+        slot: Option<Data>,
+    ) {
+        let pending = self.active();
+        let op = self.ops.at(number);
+        op.open += 1;
+        let (op, flags, offset) = (op.op, op.flags, op.offset + start);
+        let piece = self.pieces.insert(Piece {
+            op: number,
+            slot,
+            pending,
+            late: 0,
+        });
+        for target in each(pending) {
+            let sub = SubIo {
+                target,
+                op,
+                flags,
+                offset,
+                len,
+                data,
+                background: false,
+            };
+            cx.issue(tag(PIECE, piece, target), sub);
+        }
+    }
+
+    /// A member has ended its part of an I/O.
+    pub(super) fn piece_done(
+        &mut self,
+        cx: &mut LayoutCx<'_>,
+        number: u32,
+        member: u8,
+        outcome: Outcome,
+    ) {
+        let bit = 1 << member;
+        let piece = self.pieces.at(number);
+        if piece.late & bit != 0 {
+            piece.late &= !bit;
+            return self.free_piece(cx, number);
+        }
+        piece.pending &= !bit;
+        let op = piece.op;
+        if let Err(fault) = outcome {
+            self.note_failure(op, bit, fault);
+        }
+        self.piece_ended(cx, number);
+    }
+
+    fn note_failure(&mut self, op: u32, bit: u32, fault: Fault) {
+        let op = self.ops.at(op);
+        op.failed |= bit;
+        op.fault.get_or_insert(fault);
+    }
+
+    /// Goes on with the I/O of a piece that no used member has any more.
+    fn piece_ended(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
+        let piece = self.pieces.at(number);
+        if piece.pending != 0 {
+            return;
+        }
+        let op_number = piece.op;
+        self.free_piece(cx, number);
+        let op = self.ops.at(op_number);
+        op.open -= 1;
+        if op.open == 0 && op.given == op.len {
+            self.members_done(cx, op_number);
+        }
+    }
+
+    fn free_piece(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
+        let piece = self.pieces.at(number);
+        if piece.pending | piece.late == 0 {
+            let piece = self.pieces.remove(number);
+            if let Some(slot) = piece.slot {
+                cx.release(slot);
+            }
+        }
+    }
+
+    /// No I/O waits for this member any more.
+    pub(super) fn give_up_on(&mut self, cx: &mut LayoutCx<'_>, member: u8) {
+        let bit = 1 << member;
+        for number in self.pieces.numbers() {
+            let piece = self.pieces.at(number);
+            if piece.pending & bit != 0 {
+                piece.pending &= !bit;
+                piece.late |= bit;
+                let op = piece.op;
+                self.note_failure(op, bit, Fault::Gone);
+                self.piece_ended(cx, number);
+            }
+        }
+    }
+
+    /// All members that are used have ended an I/O.
+    fn members_done(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
+        let op = self.ops.at(number);
+        let (failed, fault, kind, began) = (op.failed, op.fault, op.op, op.began);
+        let fault = fault.unwrap_or(Fault::Io);
+        let failed = failed & self.active();
+        if failed == 0 {
+            if kind == request::Op::Flush {
+                self.cool(began);
+            }
+            // Others may have dropped a member meanwhile: nothing is answered before that is recorded.
+            self.ops.at(number).stage = Stage::Drops;
+            return self.after_record(cx, number, self.records.set_at);
+        }
+        // Of those that failed together one stays: what it has is what the disk has.
+        let all = failed & self.in_sync == self.in_sync;
+        let stays = if all {
+            1 << self.in_sync.trailing_zeros()
+        } else {
+            0
+        };
+        let dropped = match (all, self.syncing) {
+            (true, Some(syncing)) => failed | 1 << syncing.member,
+            _ => failed,
+        };
+        if all && self.in_sync.count_ones() == 1 {
+            cx.notice(LayoutNotice::Lost);
+        }
+        self.drop_members(cx, dropped & !stays, fault);
+        if all {
+            self.end(cx, number, Err(fault));
+            return self.record(cx);
+        }
+        self.ops.at(number).stage = Stage::Drops;
+        self.after_record(cx, number, self.records.set_at);
+    }
+
+    /// Ends an I/O.
+    pub(super) fn end(&mut self, cx: &mut LayoutCx<'_>, number: u32, outcome: Outcome) {
+        let op = self.ops.remove(number);
+        let Some(io) = op.io else {
+            return self.own_flush_ended(cx, outcome);
+        };
+        cx.answer(io, outcome);
+        if !op.op.modifies() {
+            return;
+        }
+        if op.counted {
+            self.uncount(op.offset, op.len);
+            self.cool_at = Some(cx.now() + super::COOL_AFTER);
+        }
+        if self.hot.len() > HOT_MAX / 2 {
+            self.forget_cold();
+        }
+        self.unlock(cx, number);
+    }
+}

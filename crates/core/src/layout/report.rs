@@ -1,0 +1,144 @@
+//! What a layout reports, and what an administrator may order.
+//!
+//! Plain values between the layouts and the daemon. Members are named by their place in the disk's layout.
+
+use super::{LayoutSpec, Target};
+use crate::request::Fault;
+use alloc::vec::Vec;
+
+/// The state of a disk's layout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayoutReport {
+    /// The layout.
+    pub layout: LayoutSpec,
+    /// Its members, in order.
+    pub members: Vec<MemberReport>,
+    /// The last scrub, or the one that is under way.
+    pub scrub: Option<ScrubReport>,
+}
+
+/// The state of one member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemberReport {
+    /// Its state.
+    pub state: MemberState,
+    /// I/Os that it has in flight.
+    pub in_flight: u32,
+    /// I/Os of it that have failed since the disk was attached.
+    pub faults: u64,
+    /// While it is rebuilt: bytes copied.
+    pub copied: u64,
+    /// While it is rebuilt: bytes to copy in all.
+    pub to_copy: u64,
+}
+
+/// Whether a member has all bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemberState {
+    /// It has every acknowledged write.
+    InSync,
+    /// It receives writes, and what it lacks is being copied to it.
+    Rebuilding,
+    /// It lacks writes, and is not used.
+    OutOfSync,
+}
+
+/// A comparison of all members.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScrubReport {
+    /// Whether it is under way.
+    pub running: bool,
+    /// Bytes of the disk that were compared.
+    pub compared: u64,
+    /// Bytes of the disk to compare in all.
+    pub to_compare: u64,
+    /// Pieces of 64 KiB in which members differed.
+    pub different: u64,
+    /// Of these, the ones that were made equal.
+    pub repaired: u64,
+    /// Pieces that a member could not read.
+    pub unreadable: u64,
+    /// Where the first difference is, in bytes.
+    pub first: Option<u64>,
+}
+
+/// What an administrator may order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayoutOrder {
+    /// Use this member again, and copy to it what it lacks.
+    Rebuild(Target),
+    /// This member's image is another one, of which nothing is known: copy everything to it.
+    Replace(Target),
+    /// Stop using this member.
+    Drop(Target),
+    /// Compare all members, and make them equal if asked to.
+    Scrub {
+        /// Whether to copy the first member's bytes over those that differ.
+        repair: bool,
+    },
+    /// End the scrub.
+    StopScrub,
+    /// Bytes a second that are copied in the background at most; 0 for as many as possible.
+    Rate(u64),
+}
+
+/// Why an order is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OrderRefusal {
+    /// The disk has one place for each byte.
+    NotRedundant,
+    /// There is no such member.
+    NoMember,
+    /// The member is in sync already.
+    InSync,
+    /// Another member is being rebuilt, or a scrub is under way.
+    Busy,
+    /// It is the only member that is in sync.
+    Last,
+    /// Writes that the member received earlier have not ended.
+    InFlight,
+    /// The disk has not opened.
+    NotOpen,
+}
+
+/// What a layout reports when it happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayoutNotice {
+    /// A member is not used any more.
+    Dropped {
+        /// The member.
+        member: Target,
+        /// Why.
+        fault: Fault,
+    },
+    /// Copying to a member has begun.
+    Rebuilding {
+        /// The member.
+        member: Target,
+        /// Bytes to copy.
+        bytes: u64,
+    },
+    /// A member has all bytes again.
+    Rebuilt {
+        /// The member.
+        member: Target,
+    },
+    /// Copying to a member has failed; it is tried again later.
+    RebuildFailed {
+        /// The member.
+        member: Target,
+        /// Why.
+        fault: Fault,
+    },
+    /// A member could not be read; another one was.
+    ReadFailed {
+        /// The member.
+        member: Target,
+        /// Why.
+        fault: Fault,
+    },
+    /// A scrub has ended.
+    Scrubbed(ScrubReport),
+    /// Every member has failed.
+    Lost,
+}

@@ -1,0 +1,787 @@
+//! The layouts of one disk: a small tree whose leaves are the disk's targets.
+//!
+//! The tree opens the disk: it reads the members' labels, formats a new disk, and opens each layout. It knows how many
+//! I/Os each target has, and tells the layout above a target that hangs. The stack carries out what the layouts ask for.
+//!
+//! # Always true
+//! - no layout opens before every label was read; a disk whose labels contradict it is refused
+//! - a disk is formatted only while no label is sealed and every member can be read
+//!
+//! # Picture
+//! ```text
+//!   mirror+stripe of 4:   node 0 stripe ──> node 1 mirror ──> targets 0, 1
+//!                                      └──> node 2 mirror ──> targets 2, 3
+//! ```
+
+use super::label::Label;
+use super::mirror::Mirror;
+use super::stripe::Stripe;
+use super::{
+    Arena, BlockOutcome, DATA_AT, Layout, LayoutCommand, LayoutCx, LayoutNotice, LayoutOrder,
+    LayoutReport, LayoutSpec, MEMBER_TIMEOUT, MemberReport, OrderRefusal, Refusal, ScrubReport,
+    Target,
+};
+use crate::block::{BLOCK, Unreadable};
+use crate::filter::Command;
+use crate::request::{DiskId, Fault, Outcome};
+use crate::units::Time;
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::vec;
+use alloc::vec::Vec;
+
+/// The node of the tree itself, for its own blocks.
+pub(crate) const TREE: u8 = u8::MAX;
+
+/// The members of a disk, as a tree is built over them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Members {
+    /// The disk's identity.
+    pub disk: [u8; 16],
+    /// Size of the disk, in bytes.
+    pub size: u64,
+    /// How many members there are.
+    pub count: usize,
+    /// Where the disk's bytes begin on each: [`DATA_AT`], less in tests.
+    pub data_at: u64,
+    /// Members that are not used, whatever they have, one bit each: the administrator has given them up.
+    pub without: u32,
+    /// Whether all members of a new disk read as zeroes. Otherwise a new mirror copies its first member to the others.
+    pub zeroed: bool,
+}
+
+impl Members {
+    /// Members of zeroes, as a new disk has them.
+    pub fn new(disk: [u8; 16], size: u64, count: usize) -> Members {
+        Members {
+            disk,
+            size,
+            count,
+            data_at: DATA_AT,
+            without: 0,
+            zeroed: true,
+        }
+    }
+}
+
+/// See the module.
+pub struct Tree {
+    spec: LayoutSpec,
+    members: Members,
+    /// Whether members have labels: not while a disk moves.
+    labelled: bool,
+    nodes: Vec<Node>,
+    loads: Vec<Load>,
+    opening: Opening,
+    /// A member whose label is being written, because its image was replaced.
+    relabel: Option<Target>,
+}
+
+struct Node {
+    layout: Box<dyn Layout>,
+    below: Below,
+}
+
+/// What a layout's targets are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Below {
+    /// Layouts, from this node on.
+    Nodes(u8),
+    /// The disk's targets, from this one on.
+    Targets(u8),
+}
+
+/// The I/Os of one target.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Load {
+    pub(crate) in_flight: u32,
+    pub(crate) faults: u64,
+    /// When it last completed an I/O, or was given the first one.
+    moved: Time,
+    /// Whether the layout was told that it hangs.
+    told: bool,
+}
+
+/// How far opening has come.
+enum Opening {
+    Labels {
+        left: usize,
+        found: Vec<Found>,
+    },
+    Format {
+        left: usize,
+        found: Vec<Found>,
+        fresh: bool,
+    },
+    Nodes {
+        left: usize,
+        found: Vec<Found>,
+        fresh: bool,
+        refusal: Option<Refusal>,
+    },
+    Seal {
+        left: usize,
+    },
+    Refused,
+    Done,
+}
+
+/// What lies at the beginning of a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    Unread,
+    Away,
+    Blank,
+    Ours { sealed: bool, torn: bool },
+    Refused(Refusal),
+}
+
+impl Tree {
+    /// The tree of a layout; `None` for a plain disk.
+    ///
+    /// # Panics
+    /// If the layout does not work with so many members ([`LayoutSpec::check`]); the plan refuses that before.
+    pub fn build(spec: LayoutSpec, members: Members) -> Option<Tree> {
+        assert_eq!(spec.check(members.count), Ok(()), "checked before");
+        let count = u8::try_from(members.count).expect("at most MAX_TARGETS");
+        let mirror = |first: u8, count, size| {
+            let mirror = Mirror::new(&members, count, size);
+            Box::new(mirror.without(members.without >> first)) as Box<dyn Layout>
+        };
+        let nodes = match spec {
+            LayoutSpec::Plain => return None,
+            LayoutSpec::Stripe { chunk } => vec![Node {
+                layout: Box::new(Stripe::new(count, chunk)),
+                below: Below::Targets(0),
+            }],
+            LayoutSpec::Mirror => vec![Node {
+                layout: mirror(0, count, members.size),
+                below: Below::Targets(0),
+            }],
+            LayoutSpec::MirrorStripe { chunk } => {
+                let columns = count / 2;
+                let top = Node {
+                    layout: Box::new(Stripe::new(columns, chunk)),
+                    below: Below::Nodes(1),
+                };
+                let pair = |column| Node {
+                    layout: mirror(2 * column, 2, members.size / u64::from(columns)),
+                    below: Below::Targets(2 * column),
+                };
+                core::iter::once(top)
+                    .chain((0..columns).map(pair))
+                    .collect()
+            }
+        };
+        Some(Tree::of(spec, members, true, nodes))
+    }
+
+    /// The tree of a plain disk that moves from target 0 to target 1. Both are as large as the disk.
+    pub fn transfer(size: u64) -> Tree {
+        let members = Members {
+            disk: [0; 16],
+            size,
+            count: 2,
+            data_at: 0,
+            without: 0,
+            zeroed: false,
+        };
+        let nodes = vec![Node {
+            layout: Box::new(Mirror::leading(size)),
+            below: Below::Targets(0),
+        }];
+        Tree::of(LayoutSpec::Plain, members, false, nodes)
+    }
+
+    fn of(spec: LayoutSpec, members: Members, labelled: bool, nodes: Vec<Node>) -> Tree {
+        Tree {
+            spec,
+            members,
+            labelled,
+            nodes,
+            loads: vec![Load::default(); members.count],
+            opening: Opening::Labels {
+                left: 0,
+                found: Vec::new(),
+            },
+            relabel: None,
+        }
+    }
+
+    /// How many targets it has.
+    pub fn targets(&self) -> usize {
+        self.members.count
+    }
+
+    /// The layouts of the tree whose targets are the disk's, with the first of them.
+    fn leaves(&self) -> impl Iterator<Item = (usize, u8)> + '_ {
+        let nodes = self.nodes.iter().enumerate();
+        nodes.filter_map(|(node, at)| match at.below {
+            Below::Targets(first) => Some((node, first)),
+            Below::Nodes(_) => None,
+        })
+    }
+
+    /// The layout above a target, and what that calls the target.
+    fn above(&self, target: Target) -> (usize, Target) {
+        let leaf = self.leaves().filter(|(_, first)| *first <= target.0).last();
+        let (node, first) = leaf.expect("every target is below a layout");
+        (node, Target(target.0 - first))
+    }
+
+    /// What a layout's target is, and where the disk's bytes begin on it.
+    pub(crate) fn below(&self, node: u8, target: Target) -> Result<Target, u8> {
+        match self.nodes[usize::from(node)].below {
+            Below::Targets(first) => Ok(Target(first + target.0)),
+            Below::Nodes(first) => Err(first + target.0),
+        }
+    }
+
+    /// The disk's name of a layout's target.
+    pub(crate) fn global(&self, node: u8, target: Target) -> Target {
+        match node {
+            TREE => target,
+            _ => self.below(node, target).unwrap_or(target),
+        }
+    }
+
+    /// What the layout above a target calls it.
+    pub(crate) fn own_target(&self, node: u8, target: Target) -> Target {
+        match self.nodes[usize::from(node)].below {
+            Below::Targets(first) => Target(target.0 - first),
+            Below::Nodes(_) => target,
+        }
+    }
+
+    /// Where the disk's bytes begin on each target.
+    pub(crate) fn data_at(&self) -> u64 {
+        self.members.data_at
+    }
+
+    /// A layout, and the context of one of its hooks.
+    pub(crate) fn hook<'a>(
+        &'a mut self,
+        node: u8,
+        now: Time,
+        disk: DiskId,
+        commands: &'a mut VecDeque<Command>,
+        arena: &'a mut Arena,
+    ) -> (&'a mut dyn Layout, LayoutCx<'a>) {
+        let at = &mut self.nodes[usize::from(node)];
+        let loads = match at.below {
+            Below::Targets(first) => &self.loads[usize::from(first)..],
+            Below::Nodes(_) => &[],
+        };
+        let cx = LayoutCx {
+            now,
+            disk,
+            node,
+            loads,
+            commands,
+            arena,
+        };
+        (&mut *at.layout, cx)
+    }
+
+    /// A target has been given an I/O.
+    pub(crate) fn begun(&mut self, target: Target, now: Time) {
+        let load = &mut self.loads[usize::from(target.0)];
+        if load.in_flight == 0 {
+            load.moved = now;
+        }
+        load.in_flight += 1;
+    }
+
+    /// A target has completed an I/O.
+    pub(crate) fn ended(&mut self, target: Target, now: Time, outcome: Outcome) {
+        let load = &mut self.loads[usize::from(target.0)];
+        load.in_flight -= 1;
+        load.moved = now;
+        load.told = false;
+        load.faults += u64::from(outcome.is_err());
+    }
+
+    /// Whether it ever has deadlines.
+    pub(crate) fn is_timed(&self) -> bool {
+        self.spec.is_redundant() || !self.labelled
+    }
+
+    /// The next time at which a layout needs its tick or a target counts as hung.
+    pub(crate) fn deadline(&self) -> Option<Time> {
+        if !self.is_timed() {
+            return None;
+        }
+        let hung = self
+            .loads
+            .iter()
+            .filter(|load| load.in_flight > 0 && !load.told);
+        let hung = hung.map(|load| load.moved + MEMBER_TIMEOUT);
+        let ticks = self.nodes.iter().filter_map(|node| node.layout.deadline());
+        hung.chain(ticks).min()
+    }
+
+    /// The next layout that is due, and what for.
+    pub(crate) fn due(&mut self, now: Time) -> Option<(u8, Due)> {
+        let hung =
+            |load: &Load| load.in_flight > 0 && !load.told && load.moved + MEMBER_TIMEOUT <= now;
+        if let Some(target) = self.loads.iter().position(hung) {
+            self.loads[target].told = true;
+            let (node, target) = self.above(Target(place(target)));
+            return Some((place(node), Due::Hung(target)));
+        }
+        let ticks = |node: &Node| node.layout.deadline().is_some_and(|at| at <= now);
+        let node = self.nodes.iter().position(ticks)?;
+        Some((place(node), Due::Tick))
+    }
+
+    /// How many layouts there are.
+    pub(crate) fn nodes(&self) -> u8 {
+        place(self.nodes.len())
+    }
+
+    /// Begins to open.
+    pub(crate) fn open(&mut self, cx: &mut LayoutCx<'_>) {
+        let count = self.members.count;
+        let found = vec![Found::Unread; count];
+        if !self.labelled {
+            let found = vec![
+                Found::Ours {
+                    sealed: true,
+                    torn: false
+                };
+                count
+            ];
+            return self.open_nodes(cx, found, false);
+        }
+        self.opening = Opening::Labels { left: count, found };
+        for target in 0..place(count) {
+            cx.read_block(target.into(), Target(target), 0);
+        }
+    }
+
+    /// A label was read or written.
+    pub(crate) fn label_done(&mut self, cx: &mut LayoutCx<'_>, tag: u64, outcome: BlockOutcome) {
+        let target = usize::try_from(tag).expect("a tag is a target");
+        if self.relabel == Some(Target(place(target))) {
+            return self.relabelled(cx, outcome.map(|_| ()));
+        }
+        match &mut self.opening {
+            Opening::Labels { left, found } => {
+                found[target] = self.members.judge(self.spec, place(target), &outcome);
+                *left -= 1;
+                if *left == 0 {
+                    let found = core::mem::take(found);
+                    self.judge(cx, found);
+                }
+            }
+            Opening::Format { left, found, fresh } => {
+                if outcome.is_err() {
+                    found[target] = Found::Away;
+                }
+                *left -= 1;
+                if *left == 0 {
+                    let (found, fresh) = (core::mem::take(found), *fresh);
+                    let failed = found.iter().position(|found| *found == Found::Away);
+                    match failed {
+                        Some(target) if fresh => {
+                            let failed = Refusal::Failed(Target(place(target)), Fault::Io);
+                            self.finish(cx, Err(failed));
+                        }
+                        _ => self.open_nodes(cx, found, fresh),
+                    }
+                }
+            }
+            Opening::Seal { left } => {
+                if let Err(fault) = outcome {
+                    let failed = Refusal::Failed(Target(place(target)), fault);
+                    return self.finish(cx, Err(failed));
+                }
+                *left -= 1;
+                if *left == 0 {
+                    self.finish(cx, Ok(()));
+                }
+            }
+            Opening::Nodes { .. } | Opening::Refused | Opening::Done => {}
+        }
+    }
+
+    /// All labels are known.
+    fn judge(&mut self, cx: &mut LayoutCx<'_>, found: Vec<Found>) {
+        let refused = found.iter().find_map(|found| match found {
+            Found::Refused(refusal) => Some(*refusal),
+            _ => None,
+        });
+        if let Some(refusal) = refused {
+            return self.finish(cx, Err(refusal));
+        }
+        let sealed = found
+            .iter()
+            .any(|found| matches!(found, Found::Ours { sealed: true, .. }));
+        let lacks = |lack| found.iter().position(|found| *found == lack);
+        if let Some(target) = lacks(Found::Away)
+            && (!sealed || !self.spec.is_redundant())
+        {
+            return self.finish(cx, Err(Refusal::Missing(Target(place(target)))));
+        }
+        if let Some(target) = lacks(Found::Blank)
+            && sealed
+            && !self.spec.is_redundant()
+        {
+            return self.finish(cx, Err(Refusal::Blank(Target(place(target)))));
+        }
+        let write = |found: &Found| match found {
+            Found::Ours { sealed: own, torn } => !sealed || *torn || !own,
+            Found::Blank => !sealed,
+            _ => false,
+        };
+        let writes: Vec<u8> = (0..place(found.len()))
+            .filter(|target| write(&found[usize::from(*target)]))
+            .collect();
+        if writes.is_empty() {
+            return self.open_nodes(cx, found, false);
+        }
+        self.opening = Opening::Format {
+            left: writes.len(),
+            found,
+            fresh: !sealed,
+        };
+        for target in writes {
+            self.write_label(cx, Target(target), sealed);
+        }
+    }
+
+    fn write_label(&self, cx: &mut LayoutCx<'_>, target: Target, sealed: bool) {
+        let label = self.members.label(self.spec, target.0, sealed);
+        cx.write_block(target.0.into(), target, 0, label.encode());
+    }
+
+    fn open_nodes(&mut self, cx: &mut LayoutCx<'_>, found: Vec<Found>, fresh: bool) {
+        let usable = |target: usize| fresh || matches!(found[target], Found::Ours { .. });
+        let masks: Vec<u32> = (0..self.nodes.len())
+            .map(|node| match self.nodes[node].below {
+                Below::Nodes(_) => u32::MAX,
+                Below::Targets(first) => (usize::from(first)..found.len())
+                    .filter(|target| usable(*target))
+                    .map(|target| 1 << (target - usize::from(first)))
+                    .sum(),
+            })
+            .collect();
+        self.opening = Opening::Nodes {
+            left: self.nodes.len(),
+            found,
+            fresh,
+            refusal: None,
+        };
+        for (node, usable) in (0..).zip(masks) {
+            let (now, disk) = (cx.now, cx.disk);
+            let (layout, mut cx) = self.hook(node, now, disk, cx.commands, cx.arena);
+            layout.open(&mut cx, usable, fresh);
+        }
+    }
+
+    /// A layout has opened, or refuses to.
+    pub(crate) fn node_opened(
+        &mut self,
+        cx: &mut LayoutCx<'_>,
+        node: u8,
+        outcome: Result<(), Refusal>,
+    ) {
+        if node == TREE {
+            return;
+        }
+        let own = outcome.map_err(|refusal| self.own_name(node, refusal));
+        let Opening::Nodes {
+            left,
+            found,
+            fresh,
+            refusal,
+        } = &mut self.opening
+        else {
+            return;
+        };
+        if let Err(own) = own {
+            let own = match own {
+                Refusal::Missing(target) if found[usize::from(target.0)] == Found::Blank => {
+                    Refusal::Blank(target)
+                }
+                own => own,
+            };
+            refusal.get_or_insert(own);
+        }
+        *left -= 1;
+        if *left > 0 {
+            return;
+        }
+        match (*refusal, *fresh) {
+            (Some(refusal), _) => self.finish(cx, Err(refusal)),
+            (None, false) => self.finish(cx, Ok(())),
+            (None, true) => {
+                let count = self.members.count;
+                self.opening = Opening::Seal { left: count };
+                for target in 0..place(count) {
+                    self.write_label(cx, Target(target), true);
+                }
+            }
+        }
+    }
+
+    /// A layout's refusal, with the disk's name of the target.
+    fn own_name(&self, node: u8, refusal: Refusal) -> Refusal {
+        let name = |target| self.global(node, target);
+        match refusal {
+            Refusal::Foreign(target) => Refusal::Foreign(name(target)),
+            Refusal::Unknown(target) => Refusal::Unknown(name(target)),
+            Refusal::Newer(target) => Refusal::Newer(name(target)),
+            Refusal::Damaged(target) => Refusal::Damaged(name(target)),
+            Refusal::Blank(target) => Refusal::Blank(name(target)),
+            Refusal::Missing(target) => Refusal::Missing(name(target)),
+            Refusal::Split(target) => Refusal::Split(name(target)),
+            Refusal::Failed(target, fault) => Refusal::Failed(name(target), fault),
+        }
+    }
+
+    /// A layout's notice, with the disk's name of the target.
+    pub(crate) fn notice(&self, node: u8, notice: LayoutNotice) -> LayoutNotice {
+        let name = |target| self.global(node, target);
+        match notice {
+            LayoutNotice::Dropped { member, fault } => LayoutNotice::Dropped {
+                member: name(member),
+                fault,
+            },
+            LayoutNotice::Rebuilding { member, bytes } => LayoutNotice::Rebuilding {
+                member: name(member),
+                bytes,
+            },
+            LayoutNotice::Rebuilt { member } => LayoutNotice::Rebuilt {
+                member: name(member),
+            },
+            LayoutNotice::RebuildFailed { member, fault } => LayoutNotice::RebuildFailed {
+                member: name(member),
+                fault,
+            },
+            LayoutNotice::ReadFailed { member, fault } => LayoutNotice::ReadFailed {
+                member: name(member),
+                fault,
+            },
+            LayoutNotice::Scrubbed(_) | LayoutNotice::Lost => notice,
+        }
+    }
+
+    fn finish(&mut self, cx: &mut LayoutCx<'_>, outcome: Result<(), Refusal>) {
+        self.opening = match outcome {
+            Ok(()) => Opening::Done,
+            Err(_) => Opening::Refused,
+        };
+        let command = LayoutCommand::Opened(outcome);
+        let node = TREE;
+        cx.commands.push_back(Command::Layout { node, command });
+    }
+
+    /// Carries out an order.
+    ///
+    /// # Errors
+    /// The layout does not do that, or not now.
+    pub(crate) fn order(
+        &mut self,
+        cx: &mut LayoutCx<'_>,
+        order: LayoutOrder,
+    ) -> Result<(), OrderRefusal> {
+        if !matches!(self.opening, Opening::Done) || self.relabel.is_some() {
+            return Err(OrderRefusal::NotOpen);
+        }
+        let member = match order {
+            LayoutOrder::Rebuild(member)
+            | LayoutOrder::Replace(member)
+            | LayoutOrder::Drop(member) => Some(member),
+            LayoutOrder::Scrub { .. } | LayoutOrder::StopScrub | LayoutOrder::Rate(_) => None,
+        };
+        let Some(member) = member else {
+            let leaves: Vec<usize> = self.leaves().map(|(node, _)| node).collect();
+            let mut outcome = Ok(());
+            for node in leaves {
+                let one = self.order_node(cx, place(node), order);
+                outcome = outcome.and(one);
+            }
+            return outcome;
+        };
+        if usize::from(member.0) >= self.members.count {
+            return Err(OrderRefusal::NoMember);
+        }
+        let (node, own) = self.above(member);
+        match order {
+            LayoutOrder::Rebuild(_) => self.order_node(cx, place(node), LayoutOrder::Rebuild(own)),
+            LayoutOrder::Drop(_) => self.order_node(cx, place(node), LayoutOrder::Drop(own)),
+            _ => {
+                let mut states = Vec::new();
+                self.nodes[node].layout.report(&mut states);
+                if states[usize::from(own.0)].state == super::MemberState::InSync {
+                    return Err(OrderRefusal::InSync);
+                }
+                self.relabel = Some(member);
+                let mut cx = LayoutCx {
+                    node: TREE,
+                    ..reborrow(cx)
+                };
+                self.write_label(&mut cx, member, true);
+                Ok(())
+            }
+        }
+    }
+
+    fn order_node(
+        &mut self,
+        cx: &mut LayoutCx<'_>,
+        node: u8,
+        order: LayoutOrder,
+    ) -> Result<(), OrderRefusal> {
+        let (now, disk) = (cx.now, cx.disk);
+        let (layout, mut cx) = self.hook(node, now, disk, cx.commands, cx.arena);
+        layout.order(&mut cx, order)
+    }
+
+    /// The label of a replaced member is written.
+    fn relabelled(&mut self, cx: &mut LayoutCx<'_>, outcome: Outcome) {
+        let Some(member) = self.relabel.take() else {
+            return;
+        };
+        let (node, own) = self.above(member);
+        let replaced = match outcome {
+            Ok(()) => self.order_node(cx, place(node), LayoutOrder::Replace(own)),
+            Err(fault) => {
+                let failed = LayoutNotice::RebuildFailed { member, fault };
+                return cx.notice(failed);
+            }
+        };
+        if replaced.is_err() {
+            let fault = Fault::Io;
+            cx.notice(LayoutNotice::RebuildFailed { member, fault });
+        }
+    }
+
+    /// Its state.
+    pub fn report(&self) -> LayoutReport {
+        let mut members: Vec<MemberReport> = Vec::new();
+        let mut scrub: Option<ScrubReport> = None;
+        for node in &self.nodes {
+            if matches!(node.below, Below::Targets(_)) {
+                node.layout.report(&mut members);
+                if let Some(one) = node.layout.scrubbed() {
+                    scrub = Some(scrub.map_or(one, |sum| sum.and(one)));
+                }
+            }
+        }
+        for (member, load) in members.iter_mut().zip(&self.loads) {
+            member.in_flight = load.in_flight;
+            member.faults = load.faults;
+        }
+        LayoutReport {
+            layout: self.spec,
+            members,
+            scrub,
+        }
+    }
+}
+
+/// What is due.
+pub(crate) enum Due {
+    Tick,
+    Hung(Target),
+}
+
+impl Members {
+    /// What a label says about this member.
+    fn judge(&self, spec: LayoutSpec, member: u8, outcome: &BlockOutcome) -> Found {
+        let target = Target(member);
+        let Ok(Some(block)) = outcome else {
+            return Found::Away;
+        };
+        let ours = |label: &Label| {
+            let Members {
+                disk,
+                count,
+                data_at,
+                ..
+            } = *self;
+            let same = label.disk == disk && label.member == member && label.layout == spec;
+            same && usize::from(label.members) == count && label.data_at == data_at
+        };
+        match Label::decode(&block[..]) {
+            Ok(label) if ours(&label) => Found::Ours {
+                sealed: label.sealed,
+                torn: false,
+            },
+            Ok(_) => Found::Refused(Refusal::Foreign(target)),
+            Err(Unreadable::Empty) => Found::Blank,
+            Err(Unreadable::Newer(_)) => Found::Refused(Refusal::Newer(target)),
+            Err(_) if self.is_half_written(spec, member, block) => Found::Ours {
+                sealed: false,
+                torn: true,
+            },
+            Err(Unreadable::Torn) => Found::Refused(Refusal::Damaged(target)),
+            Err(Unreadable::Foreign | Unreadable::Short) => {
+                Found::Refused(Refusal::Unknown(target))
+            }
+        }
+    }
+}
+
+impl Members {
+    fn label(&self, spec: LayoutSpec, member: u8, sealed: bool) -> Label {
+        Label {
+            disk: self.disk,
+            layout: spec,
+            data_at: self.data_at,
+            members: place(self.count),
+            member,
+            sealed,
+        }
+    }
+
+    /// Whether a crash while this member's label was written leaves such a block: each of its sectors is empty, or one of
+    /// the label before or after it was sealed.
+    fn is_half_written(&self, spec: LayoutSpec, member: u8, block: &[u8; BLOCK]) -> bool {
+        let labels = [false, true].map(|sealed| self.label(spec, member, sealed).encode());
+        (0..BLOCK).step_by(SECTOR).all(|at| {
+            let sector = &block[at..at + SECTOR];
+            let known = |label: &[u8; BLOCK]| label[at..at + SECTOR] == *sector;
+            sector.iter().all(|byte| *byte == 0) || labels.iter().any(|label| known(label))
+        })
+    }
+}
+
+/// Devices write at least so many bytes whole. Origin: the smallest sector of any disk.
+const SECTOR: usize = 512;
+
+impl ScrubReport {
+    /// Two layouts' scrubs as one.
+    fn and(self, other: ScrubReport) -> ScrubReport {
+        ScrubReport {
+            running: self.running || other.running,
+            compared: self.compared + other.compared,
+            to_compare: self.to_compare + other.to_compare,
+            different: self.different + other.different,
+            repaired: self.repaired + other.repaired,
+            unreadable: self.unreadable + other.unreadable,
+            first: self.first.or(other.first),
+        }
+    }
+}
+
+/// The same context, borrowed for shorter.
+fn reborrow<'b>(cx: &'b mut LayoutCx<'_>) -> LayoutCx<'b> {
+    LayoutCx {
+        now: cx.now,
+        disk: cx.disk,
+        node: cx.node,
+        loads: cx.loads,
+        commands: cx.commands,
+        arena: cx.arena,
+    }
+}
+
+/// A small number in the type that names targets and nodes.
+fn place(number: usize) -> u8 {
+    u8::try_from(number).expect("there are at most MAX_TARGETS targets, and fewer layouts")
+}
+
+const _: () = assert!(DATA_AT >= 3 * BLOCK as u64, "a label and two states fit");

@@ -1,0 +1,437 @@
+//! How I/Os pass through a disk's layouts, below its filters.
+//!
+//! An I/O that leaves the filters is mapped, layout by layout, until it is with a target or a layout has taken it. What a
+//! layout asks for is a command in the stack's queue. Layouts never call each other.
+//!
+//! # Always true
+//! - each target's load counts the I/Os that it has been given
+//! - a layout is asked once about each failure of an I/O that it mapped to one target
+
+use super::{Inside, Stack, StackCx, StackExit, entering, level_u8};
+use crate::effect::Effect;
+use crate::filter::{Command, IN_LAYOUT, Origin, Way};
+use crate::layout::tree::Due;
+use crate::layout::{
+    BlockOutcome, Layout, LayoutCommand, LayoutCx, LayoutIo, LayoutOrder, LayoutReport, Map,
+    OrderRefusal, Refusal, SubIo, TREE, Target, Tree,
+};
+use crate::request::{Data, Flags, IoId, Op, Outcome, Request};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+impl Stack {
+    /// Opens the layouts, if there are any. Returns whether requests wait for [`Stack::take_opened`].
+    pub(crate) fn open(&mut self, cx: &mut StackCx<'_>) -> bool {
+        let has_layouts = self.inside.layout.is_some();
+        cx.with_tree(&mut self.inside, Tree::open);
+        has_layouts
+    }
+
+    /// A disk of one image has nothing to open.
+    pub(crate) fn opened_at_once(&mut self) {
+        self.inside.opened = Some(Ok(()));
+    }
+
+    /// How opening the layouts ended, once.
+    pub(crate) fn take_opened(&mut self) -> Option<Result<(), Refusal>> {
+        self.inside.opened.take()
+    }
+
+    /// Closes the layouts. Returns whether nothing of them is under way any more.
+    pub(crate) fn close(&mut self, cx: &mut StackCx<'_>) -> bool {
+        if !core::mem::replace(&mut self.inside.closed, true) {
+            cx.for_each_layout(&mut self.inside, |layout, cx| layout.close(cx));
+        }
+        self.inside.subs == 0
+    }
+
+    /// Replaces the layouts while the stack is idle. Returns whether requests wait until the new ones have opened.
+    pub(crate) fn relay(&mut self, cx: &mut StackCx<'_>, tree: Option<Tree>) -> bool {
+        assert!(
+            self.is_quiet() && self.inside.subs == 0,
+            "layouts change only while nothing is below the filters"
+        );
+        self.inside.layout = tree.map(Box::new);
+        self.inside.closed = false;
+        let layers = self.inside.layers.iter();
+        let layers = layers.fold(false, |timed, layer| timed || layer.filter.timed());
+        let tree = self.inside.layout.as_ref();
+        self.inside.timed = layers || tree.is_some_and(|tree| tree.is_timed());
+        self.open(cx)
+    }
+
+    /// Reports a block to its layout. Returns whether there was such an I/O.
+    pub(crate) fn block_done(
+        &mut self,
+        cx: &mut StackCx<'_>,
+        id: IoId,
+        outcome: BlockOutcome,
+    ) -> bool {
+        let Some((node, tag)) = cx.end_own(
+            &mut self.inside,
+            id,
+            outcome.as_ref().map(|_| ()).map_err(|f| *f),
+        ) else {
+            return false;
+        };
+        if node == TREE {
+            cx.with_tree(&mut self.inside, |tree, cx| {
+                tree.label_done(cx, tag, outcome);
+            });
+            return true;
+        }
+        let (layout, mut layout_cx) = self.inside.hook(&mut cx.exit, node);
+        layout.block_done(&mut layout_cx, tag, outcome);
+        cx.run(&mut self.inside);
+        true
+    }
+
+    /// Reports a checksum to its layout. Returns whether there was such an I/O.
+    pub(crate) fn summed(&mut self, cx: &mut StackCx<'_>, id: IoId, sum: u32) -> bool {
+        let Some(Origin::Layout { node, tag }) = cx.ios.get(id).map(|io| io.origin) else {
+            return false;
+        };
+        cx.ios.remove(id);
+        self.inside.subs -= 1;
+        let (layout, mut layout_cx) = self.inside.hook(&mut cx.exit, node);
+        layout.summed(&mut layout_cx, tag, sum);
+        cx.run(&mut self.inside);
+        true
+    }
+
+    /// The arena has room again.
+    pub(crate) fn arena_ready(&mut self, cx: &mut StackCx<'_>) {
+        cx.for_each_layout(&mut self.inside, |layout, cx| layout.arena_ready(cx));
+    }
+
+    /// Carries out an order.
+    ///
+    /// # Errors
+    /// There is no layout, or it does not do that, or not now.
+    pub(crate) fn order(
+        &mut self,
+        cx: &mut StackCx<'_>,
+        order: LayoutOrder,
+    ) -> Result<(), OrderRefusal> {
+        let mut outcome = Err(OrderRefusal::NotRedundant);
+        cx.with_tree(&mut self.inside, |tree, cx| {
+            outcome = tree.order(cx, order);
+        });
+        outcome
+    }
+
+    /// The state of the layouts, if there are any.
+    pub(crate) fn layout_report(&self) -> Option<LayoutReport> {
+        self.inside.layout.as_ref().map(|tree| tree.report())
+    }
+
+    /// An I/O that the scheduler had queued was given to its target.
+    pub(crate) fn dispatched(&mut self, cx_now: crate::units::Time, target: Target) {
+        if let Some(tree) = &mut self.inside.layout {
+            tree.begun(target, cx_now);
+        }
+    }
+}
+
+impl Inside {
+    /// A layout, and the context of one of its hooks.
+    ///
+    /// # Panics
+    /// If the disk is one image.
+    pub(super) fn hook<'a>(
+        &'a mut self,
+        exit: &'a mut StackExit<'_>,
+        node: u8,
+    ) -> (&'a mut dyn Layout, LayoutCx<'a>) {
+        let tree = self.layout.as_deref_mut().expect("the disk has layouts");
+        tree.hook(node, exit.now, exit.disk, &mut self.commands, exit.arena)
+    }
+}
+
+impl StackCx<'_> {
+    /// Calls the tree, if there is one, and carries out what it asks for.
+    fn with_tree(&mut self, inside: &mut Inside, act: impl FnOnce(&mut Tree, &mut LayoutCx<'_>)) {
+        let Some(tree) = inside.layout.as_deref_mut() else {
+            return;
+        };
+        let mut cx = LayoutCx {
+            now: self.exit.now,
+            disk: self.exit.disk,
+            node: TREE,
+            loads: &[],
+            commands: &mut inside.commands,
+            arena: self.exit.arena,
+        };
+        act(tree, &mut cx);
+        self.run(inside);
+    }
+
+    /// Calls a hook of each layout, and carries out what they ask for.
+    fn for_each_layout(
+        &mut self,
+        inside: &mut Inside,
+        hook: impl Fn(&mut dyn Layout, &mut LayoutCx<'_>),
+    ) {
+        let nodes = inside.layout.as_ref().map_or(0, |tree| tree.nodes());
+        for node in 0..nodes {
+            let (layout, mut cx) = inside.hook(&mut self.exit, node);
+            hook(layout, &mut cx);
+            self.run(inside);
+        }
+    }
+
+    pub(super) fn tick_layouts(&mut self, inside: &mut Inside) {
+        let now = self.exit.now;
+        while let Some((node, due)) = inside.layout.as_mut().and_then(|tree| tree.due(now)) {
+            let (layout, mut cx) = inside.hook(&mut self.exit, node);
+            match due {
+                Due::Hung(target) => layout.hung(&mut cx, target),
+                Due::Tick => {
+                    layout.tick(&mut cx);
+                    assert!(
+                        layout.deadline().is_none_or(|at| at > now),
+                        "a tick moves the deadline of the layout `{}`",
+                        layout.name()
+                    );
+                }
+            }
+            self.run(inside);
+        }
+    }
+
+    /// Maps I/Os that have passed the filters. Leaves `ids` empty.
+    #[cold]
+    pub(super) fn map_all(&mut self, inside: &mut Inside, ids: &mut Vec<IoId>) {
+        for id in ids.drain(..) {
+            let offset = self.ios.inside_mut(id).offset;
+            self.map(inside, id, 0, offset);
+        }
+    }
+
+    /// Lets a layout map an I/O, and those below it, until it is with a target or a layout has taken it.
+    fn map(&mut self, inside: &mut Inside, id: IoId, node: u8, offset: u64) {
+        let io = LayoutIo::of(self.ios.inside_mut(id), offset);
+        let (layout, mut cx) = inside.hook(&mut self.exit, node);
+        let map = layout.map(&mut cx, &io);
+        self.mapped(inside, id, node, map);
+    }
+
+    /// Does what a layout decided about an I/O.
+    fn mapped(&mut self, inside: &mut Inside, id: IoId, node: u8, map: Map) {
+        match map {
+            Map::One { target, offset } => self.route(inside, id, node, target, offset),
+            Map::Issued => self.ios.inside_mut(id).parked = Some((IN_LAYOUT, Way::Down)),
+            Map::Done(outcome) => {
+                self.ios.inside_mut(id).parked = Some((IN_LAYOUT, Way::Down));
+                let command = LayoutCommand::Answer { io: id, outcome };
+                inside.commands.push_back(Command::Layout { node, command });
+            }
+        }
+    }
+
+    /// Passes an I/O on to what a layout calls a target.
+    fn route(&mut self, inside: &mut Inside, id: IoId, node: u8, target: Target, offset: u64) {
+        let tree = inside.layout.as_deref_mut().expect("the disk has layouts");
+        match tree.below(node, target) {
+            Err(child) => self.map(inside, id, child, offset),
+            Ok(target) => {
+                let io = self.ios.inside_mut(id);
+                (io.target, io.at, io.node) = (target, offset + tree.data_at(), node);
+                self.exit.offer(io, level_u8(inside.layers.len()));
+                if io.parked.is_none() {
+                    tree.begun(target, self.exit.now);
+                }
+            }
+        }
+    }
+
+    /// Counts I/Os that targets have completed. Asks layouts about those that failed.
+    pub(super) fn leave_targets(&mut self, inside: &mut Inside, ids: &mut Vec<IoId>) {
+        ids.retain(|&id| {
+            let now = self.exit.now;
+            let io = self.ios.inside_mut(id);
+            let tree = inside.layout.as_deref_mut().expect("the disk has layouts");
+            tree.ended(io.target, now, io.outcome);
+            // A layout gets the end of what it has sent itself.
+            let own = matches!(io.origin, Origin::Layout { node, .. } if node == io.node);
+            match io.outcome {
+                Err(fault) if !own => self.ask(inside, id, fault),
+                _ => return true,
+            }
+            false
+        });
+        self.run(inside);
+    }
+
+    /// Asks the layout that sent an I/O to a target what to do about its failure.
+    fn ask(&mut self, inside: &mut Inside, id: IoId, fault: crate::request::Fault) {
+        let tree = inside.layout.as_deref().expect("the disk has layouts");
+        let io = self.ios.inside_mut(id);
+        io.outcome = Ok(());
+        io.tries = io.tries.saturating_add(1);
+        let (node, tries) = (io.node, io.tries);
+        let of_layout = LayoutIo::of(io, io.at - tree.data_at());
+        let own = tree.own_target(node, io.target);
+        let (layout, mut cx) = inside.hook(&mut self.exit, node);
+        let map = layout.failed(&mut cx, &of_layout, own, fault, tries);
+        self.mapped(inside, id, node, map);
+    }
+
+    /// Reports ended sub-I/Os to their layouts, and carries out what these ask for.
+    pub(super) fn return_to_layouts(&mut self, inside: &mut Inside, ids: &mut Vec<IoId>) {
+        for id in ids.drain(..) {
+            self.end(inside, id);
+            self.run(inside);
+        }
+    }
+
+    /// Executes a command of a layout.
+    pub(super) fn obey(&mut self, inside: &mut Inside, node: u8, command: LayoutCommand) {
+        let disk = self.exit.disk;
+        match command {
+            LayoutCommand::Issue { tag, sub } => self.issue(inside, node, tag, sub),
+            LayoutCommand::Send { io, target, offset } => {
+                let parked = self.unpark(io);
+                assert!(parked, "a layout sends what it has taken");
+                self.route(inside, io, node, target, offset);
+            }
+            LayoutCommand::Answer { io, outcome } => self.answer(inside, io, outcome),
+            LayoutCommand::ReadBlock {
+                tag,
+                target,
+                offset,
+            } => {
+                let target = global(inside, node, target);
+                let io = self.own_io(inside, node, tag, Op::Read, target);
+                self.exit.out.push(Effect::ReadBlock {
+                    disk,
+                    target,
+                    io,
+                    offset,
+                });
+            }
+            LayoutCommand::WriteBlock {
+                tag,
+                target,
+                offset,
+                block,
+            } => {
+                let target = global(inside, node, target);
+                let io = self.own_io(inside, node, tag, Op::Write, target);
+                self.exit.out.push(Effect::WriteBlock {
+                    disk,
+                    target,
+                    io,
+                    offset,
+                    block,
+                });
+            }
+            LayoutCommand::Copy { from, to, len } => {
+                self.exit.out.push(Effect::Copy { from, to, len });
+            }
+            LayoutCommand::Sum { tag, data, len } => {
+                let io = self.insert_own(inside, node, tag, Op::Read);
+                self.exit.out.push(Effect::Sum {
+                    disk,
+                    io,
+                    data,
+                    len,
+                });
+            }
+            LayoutCommand::Opened(outcome) => self.layout_opened(inside, node, outcome),
+            LayoutCommand::Notice(notice) => {
+                let tree = inside.layout.as_deref().expect("the disk has layouts");
+                let notice = tree.notice(node, notice);
+                self.exit.out.push(Effect::LayoutNotice { disk, notice });
+            }
+        }
+    }
+
+    fn layout_opened(&mut self, inside: &mut Inside, node: u8, outcome: Result<(), Refusal>) {
+        if node == TREE {
+            inside.opened = Some(outcome);
+            return;
+        }
+        self.with_tree(inside, |tree, cx| tree.node_opened(cx, node, outcome));
+    }
+
+    /// Sends a sub-I/O to its target.
+    fn issue(&mut self, inside: &mut Inside, node: u8, tag: u64, sub: SubIo) {
+        inside.subs += 1;
+        let request = Request {
+            op: sub.op,
+            flags: sub.flags,
+            offset: sub.offset,
+            len: sub.len,
+            data: sub.data,
+            arrived: self.exit.now,
+        };
+        let (now, origin) = (self.exit.now, Origin::Layout { node, tag });
+        let id = self
+            .ios
+            .insert_with(|id| entering(now, id, origin, &request, false));
+        self.route(inside, id, node, sub.target, sub.offset);
+    }
+
+    /// Names an I/O for a block of a layout's own.
+    fn own_io(&mut self, inside: &mut Inside, node: u8, tag: u64, op: Op, target: Target) -> IoId {
+        let id = self.insert_own(inside, node, tag, op);
+        self.ios.inside_mut(id).target = target;
+        let now = self.exit.now;
+        if let Some(tree) = inside.layout.as_deref_mut() {
+            tree.begun(target, now);
+        }
+        id
+    }
+
+    fn insert_own(&mut self, inside: &mut Inside, node: u8, tag: u64, op: Op) -> IoId {
+        inside.subs += 1;
+        let request = Request {
+            op,
+            flags: Flags::NONE,
+            offset: 0,
+            len: 0,
+            data: Data::NONE,
+            arrived: self.exit.now,
+        };
+        let (now, origin) = (self.exit.now, Origin::Layout { node, tag });
+        self.ios
+            .insert_with(|id| entering(now, id, origin, &request, false))
+    }
+
+    /// A block of a layout's own has ended. Returns the layout and its tag.
+    fn end_own(&mut self, inside: &mut Inside, id: IoId, outcome: Outcome) -> Option<(u8, u64)> {
+        let io = self.ios.get(id)?;
+        let (Origin::Layout { node, tag }, target) = (io.origin, io.target) else {
+            return None;
+        };
+        self.ios.remove(id);
+        inside.subs -= 1;
+        if let Some(tree) = inside.layout.as_deref_mut() {
+            tree.ended(target, self.exit.now, outcome);
+        }
+        Some((node, tag))
+    }
+
+    fn unpark(&mut self, id: IoId) -> bool {
+        let io = self.ios.get_mut(id);
+        let io = io.expect("an I/O that a layout has taken is inside: it was not answered before");
+        matches!(io.parked.take(), Some((IN_LAYOUT, _)))
+    }
+
+    /// Passes up an I/O that a layout has answered.
+    fn answer(&mut self, inside: &mut Inside, id: IoId, outcome: Outcome) {
+        let parked = self.unpark(id);
+        assert!(parked, "a layout answers what it has taken");
+        let io = self.ios.inside_mut(id);
+        io.outcome = outcome;
+        io.returned = self.exit.now;
+        let bottom = inside.layers.len();
+        self.up_alone(inside, id, bottom);
+    }
+}
+
+fn global(inside: &Inside, node: u8, target: Target) -> Target {
+    let tree = inside.layout.as_deref().expect("the disk has layouts");
+    tree.global(node, target)
+}
