@@ -23,7 +23,7 @@ use tidegate_engine::datastore::condition::Harm;
 use tidegate_engine::datastore::{OpenedImage, dir, emulated, memory, nbd as upstream, null};
 use tidegate_engine::lease::{Lease, Watch};
 use tidegate_engine::{
-    Control, DiskReading, DiskSpec, Engine, Kind, Settings, UnderControl, control,
+    Control, DiskReading, DiskSpec, Engine, Kind, LayoutOptions, Settings, UnderControl, control,
 };
 
 use crate::clock;
@@ -174,6 +174,7 @@ impl Host {
             seg_max: plan.seg_max,
             filters: plan.filters.clone(),
             layout: plan.layout,
+            layout_options: LayoutOptions::default(),
             control,
         };
         let (images, seen) = joined::take_apart(plan, opened);

@@ -146,6 +146,8 @@ pub struct OpenedImage {
     pub info: ImageInfo,
     /// Damage to the image since it was opened.
     pub(crate) condition: Arc<Condition>,
+    /// Whether all of it is known to read as zeroes. Then the members of a new mirror are equal.
+    pub(crate) is_zero: bool,
     /// Dropped after the image.
     pub(crate) lease: Option<Lease>,
 }
@@ -156,8 +158,14 @@ impl OpenedImage {
             image,
             info,
             condition: Arc::default(),
+            is_zero: false,
             lease: None,
         }
+    }
+
+    /// All of it reads as zeroes, if `is_zero`.
+    fn with_zeroes(self, is_zero: bool) -> OpenedImage {
+        OpenedImage { is_zero, ..self }
     }
 
     /// Records damage in `condition`.

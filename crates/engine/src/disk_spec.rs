@@ -1,8 +1,10 @@
 //! The settings of a disk, as the daemon attaches it.
 
 use crate::control::UnderControl;
+use std::fmt;
+use std::sync::Arc;
 use tidegate_core::filter::FilterSpec;
-use tidegate_core::layout::LayoutSpec;
+use tidegate_core::layout::{LayoutNotice, LayoutSpec};
 
 /// A disk as its front ends show it.
 #[derive(Clone, Debug)]
@@ -29,6 +31,27 @@ pub struct DiskSpec {
     pub filters: Vec<FilterSpec>,
     /// How its bytes lie on its images.
     pub layout: LayoutSpec,
+    /// Details of its layout. A disk of one image has none.
+    pub layout_options: LayoutOptions,
     /// The control of its datastore, and its policy there; without one its I/O is never scheduled.
     pub control: Option<UnderControl>,
+}
+
+/// Details of a disk's layout.
+#[derive(Clone, Debug, Default)]
+pub struct LayoutOptions {
+    /// Members that are not used, whatever they have, one bit each: the administrator has given them up.
+    pub without: u32,
+    /// Receives what the layout reports when it happens.
+    pub notices: Option<NoticeSink>,
+}
+
+/// Receives a layout's notices, on the disk's I/O thread: it must return at once.
+#[derive(Clone)]
+pub struct NoticeSink(pub Arc<dyn Fn(LayoutNotice) + Send + Sync>);
+
+impl fmt::Debug for NoticeSink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("NoticeSink")
+    }
 }

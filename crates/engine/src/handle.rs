@@ -219,7 +219,8 @@ impl Engine {
                 .collect(),
         );
         let (size, read_only) = (spec.size, spec.read_only);
-        let layout = members::parts(&spec, images.len());
+        let notices = spec.layout_options.notices.clone();
+        let layout = members::parts(&spec, &images);
         let conditions = images.iter().map(|opened| Arc::clone(&opened.condition));
         let core = Arc::new(DiskCore {
             conditions: Mutex::new(conditions.collect()),
@@ -242,6 +243,7 @@ impl Engine {
             sides,
             images,
             layout,
+            notices,
             control,
             opened,
         };

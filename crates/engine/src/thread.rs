@@ -23,6 +23,7 @@ use crate::datastore::{Image, ImageCx};
 use crate::device::nbd::Connection;
 use crate::device::ring::RingDevice;
 use crate::device::thread_cx::{IN_FLIGHT, ThreadCx};
+use crate::disk_spec::NoticeSink;
 use crate::error::{Error, Result};
 use crate::sys::os;
 use crate::sys::ring::{Completion, Ring, Tag};
@@ -31,7 +32,7 @@ use blocks::Blocks;
 use commands::{Command, Detaching, Inbox, Query};
 use idle::{Idle, Wait};
 use images::{Images, Member};
-use layouts::Opened;
+use layouts::{Opened, Relay};
 use pending_interrupts::PendingInterrupts;
 use refusals::{no_ring, no_such_cpu};
 use std::collections::VecDeque;
@@ -93,6 +94,11 @@ pub(crate) struct AttachedDisk {
     closes: bool,
     /// Told when the disk's layout has opened, or refuses to.
     opening: Option<Opened>,
+    /// What happens once nothing of the disk is in flight.
+    relay: Option<Relay>,
+    /// Who waits for the result of an order to its layout, in order.
+    ordered: VecDeque<Reply>,
+    notices: Option<NoticeSink>,
     sides: Vec<(FilterKey, Arc<OwnedFd>)>,
     detaching: Option<Detaching>,
     changing: Option<commands::Reply>,
@@ -121,6 +127,8 @@ pub(crate) struct IoThread {
     /// Images that have deadlines.
     timed: Vec<ImageId>,
     blocks: Blocks,
+    /// Whether the shard has its arena: not before the first disk with a layout.
+    has_arena: bool,
     queues: Vec<Option<RingDevice>>,
     /// Queues that are polled each turn.
     active: Vec<u32>,
@@ -222,6 +230,7 @@ impl IoThread {
             disks: Vec::new(),
             timed: Vec::new(),
             blocks: Blocks::default(),
+            has_arena: false,
             queues: Vec::new(),
             active: Vec::new(),
             pending_interrupts: PendingInterrupts::new(),

@@ -103,7 +103,9 @@ impl Default for Options {
 pub fn open(path: &Path, options: Options) -> Result<OpenedImage> {
     let condition = Arc::<Condition>::default();
     let (image, info) = open_dir(path, options, &condition)?;
-    Ok(OpenedImage::new(Box::new(image), info).with_condition(condition))
+    let is_zero = extents::is_hole(image.buffered.as_raw_fd());
+    let opened = OpenedImage::new(Box::new(image), info);
+    Ok(opened.with_condition(condition).with_zeroes(is_zero))
 }
 
 fn open_dir(path: &Path, options: Options, condition: &Arc<Condition>) -> Result<(Dir, ImageInfo)> {

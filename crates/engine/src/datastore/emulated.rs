@@ -136,7 +136,7 @@ pub fn open(spec: &Spec) -> Result<OpenedImage> {
         free: Vec::new(),
         moving: None,
     };
-    Ok(OpenedImage::new(Box::new(image), info))
+    Ok(OpenedImage::new(Box::new(image), info).with_zeroes(true))
 }
 
 struct Emulated {

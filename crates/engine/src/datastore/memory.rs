@@ -49,7 +49,7 @@ pub fn open(size: u64) -> Result<OpenedImage> {
         size,
         waiting: VecDeque::new(),
     };
-    Ok(OpenedImage::new(Box::new(image), info))
+    Ok(OpenedImage::new(Box::new(image), info).with_zeroes(true))
 }
 
 impl Image for InMemory {

@@ -15,7 +15,7 @@ pub fn open(size: u64) -> OpenedImage {
         buffered: false,
         remark: None,
     };
-    OpenedImage::new(Box::new(Null), info)
+    OpenedImage::new(Box::new(Null), info).with_zeroes(true)
 }
 
 impl Image for Null {

@@ -10,11 +10,11 @@ use crate::datastore::{ImageInfo, OpenedImage};
 use crate::disk_spec::DiskSpec;
 use crate::error::{Error, Kind, Result};
 use crate::thread::commands::{Query, What};
-use crate::thread::layouts::{LayoutParts, Replace};
+use crate::thread::layouts::{LayoutParts, Relay, Replace};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
-use tidegate_core::layout::{MAX_TARGETS, Refusal, Target};
+use tidegate_core::layout::{LayoutOrder, LayoutReport, MAX_TARGETS, Members, Refusal, Target};
 use tidegate_core::request::Fault;
 
 /// A disk that was sent to its I/O thread.
@@ -101,6 +101,10 @@ impl DiskCore {
     /// The size of each of its images if the disk has this size.
     pub(super) fn image_size(&self, size: u64) -> Result<u64> {
         let (layout, members) = (self.device.spec.layout, guard(&self.conditions).len());
+        if layout.is_plain() && members > 1 {
+            let text = "the disk is being moved; change its size when that has ended";
+            return Err(Error::new(Kind::Busy, text));
+        }
         check_size(&self.device.spec, size, members)?;
         Ok(layout.member_size(size, members))
     }
@@ -126,11 +130,13 @@ impl Disk {
     /// waits for that, if the caller wants to.
     ///
     /// # Errors
-    /// If the image is too small, there is no such member, or the disk is detached.
+    /// If the image is too small, a mirror has the member in sync and the image is not none, there is no such member, or
+    /// the disk is detached.
     pub fn set_member(&self, target: Target, image: Option<OpenedImage>) -> Result<OldImage> {
         let mut conditions = guard(&self.core.conditions);
         let spec = &self.core.device.spec;
         let size = spec.layout.member_size(self.size(), conditions.len());
+        let is_away = image.is_none();
         let mut image = image.unwrap_or_else(|| away(size));
         check_member(&spec.name, target.0.into(), &image, size)?;
         if usize::from(target.0) >= MAX_TARGETS {
@@ -145,6 +151,7 @@ impl Disk {
         let replace = Replace {
             target,
             image,
+            is_away,
             closed,
         };
         self.core.change(What::Image(Box::new(replace)), None)?;
@@ -153,6 +160,76 @@ impl Disk {
             None => conditions.push(condition),
         }
         Ok(OldImage(old))
+    }
+
+    /// The state of its layout; `None` for a disk of one image.
+    ///
+    /// # Errors
+    /// If it is detached.
+    pub fn layout(&self) -> Result<Option<LayoutReport>> {
+        let (id, inbox) = (self.core.device.id, &self.core.device.inbox);
+        let pending = send_query(inbox, |reply| Query::Layout(id, reply))?;
+        answer(&pending)?.ok_or_else(|| Error::new(Kind::Gone, "the disk is not attached any more"))
+    }
+
+    /// Gives its layout an order. What the order begins goes on after the return.
+    ///
+    /// # Errors
+    /// If the layout refuses it, or the disk is detached.
+    pub fn order_layout(&self, order: LayoutOrder) -> Result<()> {
+        self.core.change(What::Order(order), None)
+    }
+
+    /// Begins to move a disk of one image to another one. From now on each write goes to both, and everything else is
+    /// copied in the background; [`Disk::layout`] tells how far that is, with the new image as member 1. A crash leaves the
+    /// old image whole.
+    ///
+    /// # Errors
+    /// If the disk has a layout or moves already, the image is too small, or I/O in flight does not end within `patience`.
+    /// In the last case the move is still pending, and begins later.
+    pub fn begin_transfer(&self, image: OpenedImage, patience: Duration) -> Result<()> {
+        let mut conditions = guard(&self.core.conditions);
+        let spec = &self.core.device.spec;
+        if !spec.layout.is_plain() || conditions.len() > 1 {
+            let text =
+                "the disk moves already, or is not one image: replace its members one by one";
+            return Err(Error::new(Kind::Invalid, text));
+        }
+        let (mut image, size) = (image, self.size());
+        check_member(&spec.name, 1, &image, size)?;
+        if image.info.size != size {
+            image.image.resized(size);
+        }
+        let condition = Arc::clone(&image.condition);
+        let relay = What::Relay(Box::new(Relay::Begin { image, size }));
+        let begun = self.core.change(relay, Some(patience));
+        if takes_effect(&begun) {
+            conditions.push(condition);
+        }
+        begun
+    }
+
+    /// Ends a move: the disk has only this image from now on, 1 for the new one. The caller has recorded that before, if
+    /// it is the new one.
+    ///
+    /// # Errors
+    /// If the disk does not move, or I/O in flight does not end within `patience`: then the move ends later.
+    pub fn end_transfer(&self, keep: Target, patience: Duration) -> Result<OldImage> {
+        let mut conditions = guard(&self.core.conditions);
+        if !self.core.device.spec.layout.is_plain()
+            || conditions.len() != 2
+            || usize::from(keep.0) >= 2
+        {
+            return Err(Error::new(Kind::Invalid, "the disk does not move"));
+        }
+        let (closed, old) = channel();
+        let relay = What::Relay(Box::new(Relay::End { keep, closed }));
+        let ended = self.core.change(relay, Some(patience));
+        if takes_effect(&ended) {
+            conditions.swap(0, keep.0.into());
+            conditions.truncate(1);
+        }
+        ended.map(|()| OldImage(old))
     }
 
     /// The members that have I/O in flight; empty if that is not known.
@@ -165,12 +242,15 @@ impl Disk {
     }
 }
 
-/// What the layout of a disk with this many images is built of.
-pub(super) fn parts(spec: &DiskSpec, members: usize) -> Option<LayoutParts> {
-    let members = u8::try_from(members).expect("the members were counted");
-    (!spec.layout.is_plain()).then_some(LayoutParts {
+/// What the layout of a disk with these images is built of.
+pub(super) fn parts(spec: &DiskSpec, images: &[OpenedImage]) -> Option<LayoutParts> {
+    (!spec.layout.is_plain()).then(|| LayoutParts {
         spec: spec.layout,
-        members,
+        members: Members {
+            without: spec.layout_options.without,
+            zeroed: images.iter().all(|opened| opened.is_zero),
+            ..Members::new(spec.uuid, spec.size, images.len())
+        },
     })
 }
 
@@ -183,6 +263,14 @@ fn away(size: u64) -> OpenedImage {
         remark: None,
     };
     OpenedImage::new(Box::new(Away), info)
+}
+
+/// Whether a change takes effect, now or later.
+fn takes_effect(changed: &Result<()>) -> bool {
+    match changed {
+        Ok(()) => true,
+        Err(error) => error.kind() == Kind::TimedOut,
+    }
 }
 
 /// Rejects members that do not fit the disk; returns the size of each.
@@ -249,16 +337,38 @@ fn silent(disk: &str, busy: &[Target], patience: Duration) -> Error {
 /// The disk's layout refuses its members.
 fn refused(disk: &str, refusal: Refusal) -> Error {
     let (kind, why) = match refusal {
-        Refusal::NoState => (
-            Kind::Invalid,
-            "no member can be read as one of this disk: check that its images are the right ones"
-                .to_owned(),
-        ),
         Refusal::Foreign(Target(member)) => (
             Kind::Invalid,
             format!(
                 "member {member} belongs to another disk, or to another place of this one: give each member the image \
                  that it was created with"
+            ),
+        ),
+        Refusal::Unknown(Target(member)) => (
+            Kind::Invalid,
+            format!(
+                "member {member} begins with something that is no part of a disk: give it the image that it was \
+                 created with, or an empty one"
+            ),
+        ),
+        Refusal::Damaged(Target(member)) => (
+            Kind::Io,
+            format!(
+                "what member {member} says about itself is damaged: check its datastore, and attach the disk without \
+                 that member"
+            ),
+        ),
+        Refusal::Blank(Target(member)) => (
+            Kind::Invalid,
+            format!(
+                "member {member} is empty, but the others are not: give it the image that it was created with"
+            ),
+        ),
+        Refusal::Split(Target(member)) => (
+            Kind::Invalid,
+            format!(
+                "member {member} was written without the others, and they without it: choose which to keep, and \
+                 attach the disk without the other"
             ),
         ),
         Refusal::Newer(Target(member)) => (
@@ -268,13 +378,14 @@ fn refused(disk: &str, refusal: Refusal) -> Error {
         Refusal::Missing(Target(member)) => (
             Kind::NotFound,
             format!(
-                "member {member} is not here, and may have writes that the others lack: make its datastore available"
+                "member {member} is not here, and may have writes that the others lack: make its datastore available, \
+                 or attach the disk without that member if it is lost for good"
             ),
         ),
-        Refusal::Failed(fault) => (
+        Refusal::Failed(Target(member), fault) => (
             Kind::Io,
             format!(
-                "too many members failed ({}): check their datastores",
+                "member {member} cannot be written ({}): check its datastore",
                 said(fault)
             ),
         ),

@@ -16,9 +16,11 @@
 //! Positions and lengths are bytes inside the slot.
 
 use super::guest::{Mapping, Mmap, Segment, gather};
-use std::num::NonZeroU32;
+use part_lists::{PartList, PartLists};
 use std::rc::Rc;
 use tidegate_core::request::Data;
+
+mod part_lists;
 
 /// Pool blocks are powers of two from this size, so that a block fits the next request of similar size.
 const SMALLEST_BLOCK: usize = 4096;
@@ -36,6 +38,8 @@ const LONG_LISTS: usize = 1024;
 /// page fault. With 64 cached blocks, a read at queue depth 128 took five times the CPU of one at depth 64.
 const CACHED_BYTES: usize = 8 << 20;
 const CACHED_LEAST: usize = 64;
+/// Bytes that are copied and summed at once: they stay in the fastest cache.
+const SUM_PIECE: usize = 4096;
 /// Size of the slot of zeroes. Its pages are the kernel's shared zero page: it takes no memory.
 pub(crate) const ZEROES: usize = 1 << 20;
 
@@ -370,6 +374,22 @@ impl Buffers {
         }
     }
 
+    /// The CRC32C of `len` bytes from `data` on. They are copied first, because a guest may write to its memory meanwhile.
+    pub(crate) fn crc32c(&self, data: Data, len: usize) -> u32 {
+        let mut copy = [0; SUM_PIECE];
+        let mut sum = 0;
+        let mut data = data;
+        let mut left = len;
+        while left > 0 {
+            let now = &mut copy[..left.min(SUM_PIECE)];
+            self.get(data, now);
+            sum = crc32c::crc32c_append(sum, now);
+            left -= now.len();
+            data = data.skip(u32::try_from(now.len()).unwrap_or(u32::MAX));
+        }
+        sum
+    }
+
     /// Copies `len` bytes from one pool slot to another.
     ///
     /// # Panics
@@ -438,61 +458,6 @@ fn one_piece(segments: &[Segment], start: usize, len: usize) -> Segment {
     piece
 }
 
-/// The index of a list in [`PartLists`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct PartList(NonZeroU32);
-
-/// Lists for parts of slots that are in the kernel together. The lists of one slot are a chain, and so are the free ones.
-#[derive(Default)]
-struct PartLists {
-    /// Each list, and the next one of its chain. An index is one more than the place here.
-    lists: Vec<(Vec<Segment>, Option<PartList>)>,
-    free: Option<PartList>,
-    /// How many are free.
-    free_count: usize,
-}
-
-impl PartLists {
-    /// Adds a list to the chain of a slot.
-    #[cold]
-    fn take(&mut self, chain: &mut Option<PartList>) -> &mut Vec<Segment> {
-        let list = match self.free {
-            Some(list) => {
-                self.free_count -= 1;
-                list
-            }
-            None => {
-                self.lists.push((Vec::with_capacity(SHORT_LIST), None));
-                let count = u32::try_from(self.lists.len())
-                    .ok()
-                    .and_then(NonZeroU32::new);
-                PartList(count.expect("fewer than 2^32 operations are in flight"))
-            }
-        };
-        let entry = &mut self.lists[list.0.get() as usize - 1];
-        self.free = std::mem::replace(&mut entry.1, chain.replace(list));
-        &mut entry.0
-    }
-
-    /// Frees the chain of a slot.
-    #[cold]
-    fn put(&mut self, chain: &mut Option<PartList>) {
-        while let Some(list) = *chain {
-            let entry = &mut self.lists[list.0.get() as usize - 1];
-            let most = match self.free_count < LONG_LISTS {
-                true => LONGEST_CACHED,
-                false => SHORT_LIST,
-            };
-            if entry.0.capacity() > most {
-                entry.0.clear();
-                entry.0.shrink_to(most);
-            }
-            *chain = std::mem::replace(&mut entry.1, self.free.replace(list));
-            self.free_count += 1;
-        }
-    }
-}
-
 /// Free pool blocks, by size.
 #[derive(Default)]
 struct Pool {
@@ -523,236 +488,4 @@ impl Pool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn data(buffer: u32, start: u32) -> Data {
-        Data { buffer, start }
-    }
-
-    #[test]
-    fn bytes_come_back_as_they_were_put() {
-        let mut buffers = Buffers::new();
-        let slot = buffers.claim_pool(10_000).expect("memory");
-        buffers.put(data(slot, 100), b"hello");
-        let mut out = [0; 5];
-        buffers.get(data(slot, 100), &mut out);
-        assert_eq!(buffers.get_array(data(slot, 100)), Some(out));
-        assert_eq!(buffers.get_array::<5>(data(slot, 9_996)), None);
-        assert_eq!(&out, b"hello");
-        buffers.clear(data(slot, 101), 3);
-        buffers.get(data(slot, 100), &mut out);
-        assert_eq!(&out, b"h\0\0\0o");
-        buffers.release(slot);
-        assert_eq!(buffers.slots.len(), buffers.free.len());
-    }
-
-    #[test]
-    fn a_lent_part_has_the_right_pieces() {
-        let mut buffers = Buffers::new();
-        let slot = buffers.claim_pool(8192).expect("memory");
-        assert_eq!(buffers.lend(data(slot, 512), 1024)[0].len(), 1024);
-        buffers.returned(slot);
-        buffers.release(slot);
-    }
-
-    /// Cuts the pool memory of a slot into pieces that end at these positions.
-    fn cut(buffers: &mut Buffers, slot: u32, ends: impl IntoIterator<Item = usize>) {
-        let slot = &mut buffers.slots[slot as usize];
-        let whole = slot.segments[0];
-        let mut begin = 0;
-        let piece = |end| {
-            let piece = pieces(&[whole], begin, end - begin).next();
-            begin = end;
-            piece.expect("a piece")
-        };
-        slot.segments = ends.into_iter().chain([slot.len]).map(piece).collect();
-    }
-
-    #[test]
-    fn many_parts_of_a_buffer_in_pieces_are_lent_together() {
-        let mut buffers = Buffers::new();
-        let slot = buffers.claim_pool(64 << 10).expect("memory");
-        cut(&mut buffers, slot, (1..32).map(|n| n * 2048));
-        let base = buffers.segments(slot)[0].0.iov_base as usize;
-        let mut addresses = Vec::new();
-        for round in 0..3 {
-            let mut lent = Vec::new();
-            for part in 0..8 {
-                let list = buffers.lend(data(slot, part * 8192 + 512), 7000);
-                lent.push((part as usize, list.as_ptr(), list.len()));
-            }
-            for (part, list, len) in lent {
-                assert_eq!(len, 4);
-                // SAFETY: the list is lent, so it exists.
-                let list = unsafe { std::slice::from_raw_parts(list, len) };
-                assert_eq!(list[0].0.iov_base as usize, base + part * 8192 + 512);
-                assert_eq!(list.iter().map(Segment::len).sum::<usize>(), 7000);
-                let address = list.as_ptr();
-                assert!(
-                    round == 0 || addresses.contains(&address),
-                    "nothing is allocated"
-                );
-                addresses.push(address);
-            }
-            for left in (0..8).rev() {
-                buffers.returned(slot);
-                assert_eq!(buffers.parts.free_count, if left == 0 { 7 } else { 0 });
-            }
-        }
-        buffers.release(slot);
-    }
-
-    #[test]
-    fn long_lists_of_parts_are_freed_except_for_a_few_that_are_reused() {
-        let mut buffers = Buffers::new();
-        let slot = buffers.claim_pool(1 << 20).expect("memory");
-        cut(&mut buffers, slot, (1..1024).map(|n| n * 1024));
-        for _ in 0..3000 {
-            assert_eq!(buffers.lend(data(slot, 512), 1 << 19).len(), 513);
-        }
-        (0..3000).for_each(|_| buffers.returned(slot));
-        assert_eq!(buffers.parts.free_count, 2999);
-        let room = |entry: &(Vec<Segment>, _)| entry.0.capacity();
-        let long = buffers
-            .parts
-            .lists
-            .iter()
-            .filter(|list| room(list) > SHORT_LIST);
-        assert_eq!(long.count(), LONG_LISTS);
-        assert!(
-            buffers
-                .parts
-                .lists
-                .iter()
-                .all(|list| room(list) <= LONGEST_CACHED)
-        );
-        buffers.release(slot);
-    }
-
-    #[test]
-    fn bytes_are_transferred_between_slots_in_different_pieces() {
-        let mut buffers = Buffers::new();
-        let [from, to] = [(); 2].map(|()| buffers.claim_pool(8192).expect("memory"));
-        let bytes: Vec<u8> = (0..=255).cycle().take(8192).collect();
-        buffers.put(data(from, 0), &bytes);
-        cut(&mut buffers, from, [100, 700, 4000]);
-        cut(&mut buffers, to, [512, 600, 5000]);
-        buffers.transfer(data(from, 50), data(to, 20), 6000);
-        let mut out = vec![0; 6000];
-        buffers.get(data(to, 20), &mut out);
-        assert!(out == bytes[50..6050]);
-        buffers.release(from);
-        buffers.release(to);
-    }
-
-    #[test]
-    fn many_parts_of_the_slot_of_zeroes_may_be_lent() {
-        let mut buffers = Buffers::new();
-        let zeroes = buffers.zeroes().expect("memory");
-        assert_eq!(buffers.zeroes().expect("memory"), zeroes);
-        for len in [512, 4096, ZEROES] {
-            assert_eq!(buffers.lend(data(zeroes, 0), len)[0].len(), len);
-        }
-        let mut out = [1; 512];
-        buffers.get(data(zeroes, 0), &mut out);
-        assert_eq!(out, [0; 512]);
-        for _ in 0..3 {
-            buffers.returned(zeroes);
-        }
-    }
-
-    #[test]
-    fn the_blocks_of_a_deep_queue_are_reused() {
-        /// What one NBD client may have in flight.
-        const DEPTH: usize = 512;
-        let mut buffers = Buffers::new();
-        let mut claim_all = || {
-            let slots = (0..DEPTH).map(|_| buffers.claim_pool(4096).expect("memory"));
-            let slots: Vec<u32> = slots.collect();
-            let addresses = slots
-                .iter()
-                .map(|&slot| buffers.segments(slot)[0].0.iov_base);
-            let mut addresses: Vec<_> = addresses.collect();
-            addresses.sort_unstable();
-            slots.iter().for_each(|&slot| buffers.release(slot));
-            (addresses, buffers.pool.sizes[0].len())
-        };
-        let first = claim_all();
-        assert_eq!(first.1, DEPTH, "all blocks are reused");
-        assert_eq!(claim_all(), first);
-    }
-
-    /// A list of this many empty pieces.
-    fn list(pieces: usize) -> Vec<Segment> {
-        vec![Segment::new(std::ptr::null_mut(), 0); pieces]
-    }
-
-    #[test]
-    fn long_lists_are_freed_except_for_a_few_that_are_reused() {
-        let mut buffers = Buffers::new();
-        let memory = Rc::new(Mapping::empty());
-        let slots = (0..3000).map(|_| buffers.claim_guest(&memory, &mut list(1024)));
-        let slots: Vec<u32> = slots.collect();
-        for &slot in &slots {
-            assert_eq!(buffers.room(slot), 1024);
-            // As a datastore does for a partial request.
-            buffers.slots[slot as usize].part = list(1000);
-        }
-        slots.iter().for_each(|&slot| buffers.release(slot));
-        let lists = buffers.slots.iter().flat_map(|s| [&s.segments, &s.part]);
-        assert!(lists.into_iter().all(|l| l.capacity() <= SHORT_LIST));
-        assert_eq!(buffers.long.len(), LONG_LISTS);
-        assert!(buffers.long.iter().all(|l| l.capacity() <= LONGEST_CACHED));
-
-        let cached = buffers.long.last().map(Vec::as_ptr);
-        let mut next = list(100);
-        let slot = buffers.claim_guest_roomy(&memory, &mut next);
-        assert_eq!(cached, Some(next.as_ptr()));
-        buffers.release(slot);
-        assert_eq!(buffers.long.len(), LONG_LISTS);
-    }
-
-    #[test]
-    fn in_steady_state_long_and_short_lists_allocate_nothing() {
-        let mut buffers = Buffers::new();
-        let memory = Rc::new(Mapping::empty());
-        let mut scratch = Vec::with_capacity(SHORT_LIST);
-        let mut addresses = Vec::new();
-        let mut new_in_a_round = || {
-            let before = addresses.len();
-            for pieces in [1, 100, 16, 17, 1] {
-                scratch.clear();
-                for piece in list(pieces) {
-                    scratch.push(piece);
-                }
-                let slot = match scratch.capacity() {
-                    ..=SHORT_LIST => buffers.claim_guest(&memory, &mut scratch),
-                    _ => buffers.claim_guest_roomy(&memory, &mut scratch),
-                };
-                let list = buffers.segments(slot);
-                assert_eq!(list.len(), pieces);
-                assert!(pieces > SHORT_LIST || buffers.room(slot) <= SHORT_LIST);
-                let address = list.as_ptr();
-                if !addresses.contains(&address) {
-                    addresses.push(address);
-                }
-                buffers.release(slot);
-            }
-            addresses.len() - before
-        };
-        for _ in 0..4 {
-            new_in_a_round();
-        }
-        assert_eq!(new_in_a_round(), 0);
-    }
-
-    #[test]
-    #[should_panic(expected = "the kernel is done with it")]
-    fn a_buffer_in_the_kernel_is_not_released() {
-        let mut buffers = Buffers::new();
-        let slot = buffers.claim_pool(4096).expect("memory");
-        buffers.lend(data(slot, 0), 4096);
-        buffers.release(slot);
-    }
-}
+mod tests;

@@ -8,7 +8,7 @@
 
 use super::{OnDetached, Reply};
 use crate::blocking::Task;
-use crate::datastore::Image;
+use crate::datastore::{Image, OpenedImage};
 use crate::lease::Lease;
 use std::io;
 
@@ -16,6 +16,16 @@ use std::io;
 pub(super) struct ClosedImage {
     pub(super) image: Box<dyn Image + Send>,
     pub(super) lease: Option<Lease>,
+}
+
+impl ClosedImage {
+    /// An image that was never used.
+    pub(super) fn of(opened: OpenedImage) -> ClosedImage {
+        ClosedImage {
+            image: opened.image,
+            lease: opened.lease,
+        }
+    }
 }
 
 /// The images to close, and what follows.

@@ -5,7 +5,7 @@
 
 use super::close::{Close, ClosedImage};
 use super::images::Images;
-use super::layouts::{LayoutParts, Opened, Replace};
+use super::layouts::{LayoutParts, Opened, Relay, Replace};
 use super::side_write::SideWrite;
 use super::{AttachedDisk, IoThread};
 pub(crate) use super::{OnDetached, Reply};
@@ -14,17 +14,20 @@ use crate::control::{Govern, UnderControl};
 use crate::datastore::OpenedImage;
 use crate::device::nbd::Connection;
 use crate::device::ring::{Parts, RingDevice};
+use crate::disk_spec::NoticeSink;
 use crate::error::{Error, Kind};
 use crate::inbox;
 use crate::sys::eventfd::EventFd;
 use crate::sys::ring::Completion;
 use crate::tag::ImageId;
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use tidegate_core::effect::ControlId;
 use tidegate_core::filter::FilterKey;
 use tidegate_core::iocontrol::{Policy, Spent};
+use tidegate_core::layout::LayoutOrder;
 use tidegate_core::request::DiskId;
 use tidegate_core::shard::{Controlled, Event};
 use tidegate_core::stack::{Place as FilterPlace, Stack};
@@ -71,6 +74,7 @@ pub(crate) struct Attach {
     pub(crate) images: Vec<OpenedImage>,
     /// For a disk that is more than one image.
     pub(crate) layout: Option<LayoutParts>,
+    pub(crate) notices: Option<NoticeSink>,
     pub(crate) control: Option<Box<UnderControl>>,
     /// Told when the disk takes requests.
     pub(crate) opened: Opened,
@@ -94,6 +98,10 @@ pub(crate) enum What {
     Size { disk: u64, image: u64 },
     /// The image of a target.
     Image(Box<Replace>),
+    /// An order to its layout.
+    Order(LayoutOrder),
+    /// What lies below its filters.
+    Relay(Box<Relay>),
     /// Its share of the datastore: shares, reservation and limits.
     Policy(Box<Policy>),
     /// Detaches the disk. Answered when nothing of it is left; `on_detached` is called then, even if the caller has
@@ -106,8 +114,8 @@ impl What {
     /// speed up that I/O, and for a detach.
     fn may_run_during_change(&self) -> bool {
         match self {
-            What::Filters { .. } | What::Size { .. } => false,
-            What::Image(_) | What::Policy(_) | What::Detach { .. } => true,
+            What::Filters { .. } | What::Size { .. } | What::Relay(_) => false,
+            What::Image(_) | What::Order(_) | What::Policy(_) | What::Detach { .. } => true,
         }
     }
 }
@@ -177,13 +185,14 @@ impl IoThread {
             sides,
             images,
             layout,
+            notices,
             control,
             opened,
         } = attach;
         let is_plain = layout.is_none();
-        let stack = match layout.map(|parts| self.build_layout(&parts, size)) {
+        let stack = match layout.map(|parts| self.build_layout(&parts)) {
             None => stack,
-            Some(Ok(layout)) => stack.over(layout),
+            Some(Ok(tree)) => stack.over(tree),
             Some(Err(error)) => {
                 let _ = opened.send(Err(error));
                 return;
@@ -201,6 +210,9 @@ impl IoThread {
             images: Images::new(disk, images),
             closes: false,
             opening,
+            relay: None,
+            ordered: VecDeque::new(),
+            notices,
             sides,
             detaching: None,
             changing: None,
@@ -252,14 +264,10 @@ impl IoThread {
                 for member in place.images.of_targets_mut() {
                     member.image.resized(image);
                 }
-                for connection in self
-                    .connections
-                    .iter_mut()
-                    .flatten()
-                    .filter(|c| c.disk() == disk)
-                {
-                    connection.resized(size);
-                }
+                let connections = self.connections.iter_mut().flatten();
+                connections
+                    .filter(|connection| connection.disk() == disk)
+                    .for_each(|connection| connection.resized(size));
                 let _ = reply.send(Ok(()));
                 Event::Resize { disk, size }
             }
@@ -271,9 +279,18 @@ impl IoThread {
                 return;
             }
             What::Image(replace) => return self.replace_image(disk, *replace, reply),
+            What::Order(order) => {
+                place.ordered.push_back(reply);
+                Event::LayoutOrder { disk, order }
+            }
+            What::Relay(relay) => {
+                place.changing = Some(reply);
+                place.relay = Some(*relay);
+                Event::Hold { disk }
+            }
             What::Detach { on_detached } => {
                 if let Some(waiting) = place.changing.take() {
-                    let text = "the disk is being detached: its filters do not change any more";
+                    let text = "the disk is being detached: it does not change any more";
                     let _ = waiting.send(Err(Error::new(Kind::Gone, text)));
                 }
                 place.detaching = Some(Detaching {
@@ -283,22 +300,18 @@ impl IoThread {
                 });
                 place.closes = true;
                 self.dismiss_clients(disk);
-                // Its guests' queues take no more requests; their protocol threads stop them.
-                for queue in self
-                    .queues
-                    .iter_mut()
-                    .flatten()
-                    .filter(|q| q.disk() == disk)
-                {
-                    queue.halt();
-                }
                 Event::Detach { disk }
             }
         };
         self.cx.handle(event);
     }
 
+    /// Ends the connections of a disk. Its guests' queues take no more requests; their protocol threads stop them.
     fn dismiss_clients(&mut self, disk: DiskId) {
+        let queues = self.queues.iter_mut().flatten();
+        queues
+            .filter(|queue| queue.disk() == disk)
+            .for_each(RingDevice::halt);
         for (index, connection) in (0u32..).zip(&mut self.connections) {
             if let Some(connection) = connection.as_mut().filter(|c| c.disk() == disk) {
                 connection.dismiss();
@@ -370,6 +383,7 @@ impl IoThread {
         if closed == images.len()
             && let Some(AttachedDisk {
                 images,
+                relay,
                 detaching: Some(detaching),
                 ..
             }) = self.disks[disk.0 as usize].take()
@@ -378,7 +392,9 @@ impl IoThread {
             let Detaching {
                 reply, on_detached, ..
             } = detaching;
-            self.send_close(disk, images.into_closed(), on_detached, reply);
+            let mut closed = images.into_closed();
+            closed.extend(relay.and_then(Relay::into_closed));
+            self.send_close(disk, closed, on_detached, reply);
         }
     }
 

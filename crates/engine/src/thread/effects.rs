@@ -6,7 +6,7 @@
 
 use super::side_write::SideWrite;
 use super::{IoThread, report_end};
-use crate::datastore::{ImageCx, Job, Progress};
+use crate::datastore::{ImageCx, Job, Progress, bytes};
 use crate::device::ReplyTo;
 use crate::tag::ImageId;
 use std::sync::Arc;
@@ -77,7 +77,22 @@ impl IoThread {
                 offset,
                 block,
             } => self.start_block(disk, target, io, offset, Some(block)),
+            Effect::Copy { from, to, len } => {
+                self.cx.buffers.transfer(from, to, bytes(len));
+            }
+            Effect::Sum {
+                disk,
+                io,
+                data,
+                len,
+            } => {
+                let sum = self.cx.buffers.crc32c(data, bytes(len));
+                self.cx.handle(Event::Summed { disk, io, sum });
+            }
             Effect::Opened { disk, outcome } => self.layout_opened(disk, outcome),
+            Effect::LayoutOrdered { disk, outcome } => self.layout_ordered(disk, outcome),
+            Effect::LayoutNotice { disk, notice } => self.layout_notice(disk, notice),
+            Effect::Held { disk } => self.held(disk),
             Effect::Wake { control, thread } => self.wake_peer(control, thread),
         }
     }

@@ -189,6 +189,21 @@ impl Images {
         Ok(())
     }
 
+    /// Leaves only the image of one target, which becomes that of target 0. `reply` is answered when the last of the others
+    /// is closed.
+    pub(super) fn keep(&mut self, target: Target, reply: Sender<Result<()>>) {
+        let mut others = std::mem::take(&mut self.more);
+        if let Some(at) = usize::from(target.0).checked_sub(1)
+            && let Some(kept) = others.get_mut(at)
+        {
+            std::mem::swap(kept, &mut self.first);
+        }
+        for member in others {
+            let reply = reply.clone();
+            self.replaced.push(Replaced { member, reply });
+        }
+    }
+
     /// All of them, once they are closed and none that was replaced is left.
     pub(super) fn into_closed(self) -> Vec<ClosedImage> {
         let members = std::iter::once(self.first).chain(self.more);

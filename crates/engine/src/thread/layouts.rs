@@ -3,13 +3,20 @@
 //! The shard has the layouts and decides. This file builds them when a disk is attached, passes the result of their
 //! opening to the handle, and exchanges the images below them.
 
+use super::close::ClosedImage;
 use super::{IoThread, Reply};
-use crate::datastore::OpenedImage;
+use crate::datastore::{OpenedImage, bytes};
+use crate::disk_spec::NoticeSink;
 use crate::error::{Error, Kind, Result};
 use std::sync::mpsc::Sender;
-use tidegate_core::layout::stripe::Stripe;
-use tidegate_core::layout::{Layout, LayoutSpec, Refusal, Target};
-use tidegate_core::request::DiskId;
+use tidegate_core::layout::{
+    LayoutNotice, LayoutSpec, MemberState, Members, OrderRefusal, Refusal, SLOT, Target, Tree,
+};
+use tidegate_core::request::{Data, DiskId};
+use tidegate_core::shard::Event;
+
+/// Buffers of an I/O thread for layouts' own bytes: 8 MiB, which take memory when they are first used. Origin: chosen.
+const ARENA: usize = 128;
 
 /// Told when a disk takes requests, or why it does not.
 pub(crate) type Opened = Sender<Result<std::result::Result<(), Refusal>>>;
@@ -18,43 +25,150 @@ pub(crate) type Opened = Sender<Result<std::result::Result<(), Refusal>>>;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LayoutParts {
     pub(crate) spec: LayoutSpec,
-    pub(crate) members: u8,
+    pub(crate) members: Members,
+}
+
+/// A change of what lies below the filters of a disk of one image.
+pub(crate) enum Relay {
+    /// The disk begins to move to this image: it becomes target 1. The disk has this size, in bytes.
+    Begin { image: OpenedImage, size: u64 },
+    /// The disk has one image again, that of this target.
+    End {
+        keep: Target,
+        /// Told when the other image is closed.
+        closed: Reply,
+    },
 }
 
 /// Gives a target another image.
 pub(crate) struct Replace {
     pub(crate) target: Target,
     pub(crate) image: OpenedImage,
+    /// Whether the image is none, so that all I/O on it fails.
+    pub(crate) is_away: bool,
     /// Told when the old image is closed.
     pub(crate) closed: Reply,
 }
 
-impl IoThread {
-    /// The layout of a disk that is being attached.
-    pub(super) fn build_layout(
-        &mut self,
-        parts: &LayoutParts,
-        _size: u64,
-    ) -> Result<Box<dyn Layout>> {
-        match parts.spec {
-            LayoutSpec::Stripe { chunk } => Ok(Box::new(Stripe::new(parts.members, chunk))),
-            other => {
-                let text = format!("{other} is not supported yet");
-                Err(Error::new(Kind::Unsupported, text))
-            }
+impl Relay {
+    /// The image of a move that never began.
+    pub(super) fn into_closed(self) -> Option<ClosedImage> {
+        match self {
+            Relay::Begin { image, .. } => Some(ClosedImage::of(image)),
+            Relay::End { .. } => None,
         }
     }
+}
 
-    /// A disk's layout has opened, or refuses to.
+impl IoThread {
+    /// The layouts of a disk that is being attached.
+    pub(super) fn build_layout(&mut self, parts: &LayoutParts) -> Result<Tree> {
+        self.give_arena()?;
+        let tree = Tree::build(parts.spec, parts.members);
+        Ok(tree.expect("a disk of one image has no layout to build"))
+    }
+
+    /// Gives the shard its arena, once.
+    fn give_arena(&mut self) -> Result<()> {
+        if self.has_arena {
+            return Ok(());
+        }
+        let mut slots = Vec::with_capacity(ARENA);
+        for _ in 0..ARENA {
+            match self.cx.buffers.claim_pool(bytes(SLOT)) {
+                Ok(buffer) => slots.push(Data { buffer, start: 0 }),
+                Err(error) => {
+                    slots
+                        .iter()
+                        .for_each(|slot| self.cx.buffers.release(slot.buffer));
+                    return Err(Error::io("no memory for the buffers of layouts", error));
+                }
+            }
+        }
+        self.cx.shard.give_arena(slots);
+        self.has_arena = true;
+        Ok(())
+    }
+
+    /// A disk's layouts have opened, or refuse to.
     pub(super) fn layout_opened(
         &mut self,
         disk: DiskId,
         outcome: std::result::Result<(), Refusal>,
     ) {
-        let place = self.disks[disk.0 as usize].as_mut();
-        if let Some(opening) = place.and_then(|place| place.opening.take()) {
+        let Some(place) = self.disks[disk.0 as usize].as_mut() else {
+            return;
+        };
+        if let Some(opening) = place.opening.take() {
             let _ = opening.send(Ok(outcome));
+        } else if let Some(reply) = place.changing.take() {
+            let refused = |refusal| {
+                let text =
+                    "the disk cannot be served by its new images; detach it, and attach it again";
+                Error::refused(Kind::Io, text, refusal)
+            };
+            let _ = reply.send(outcome.map_err(refused));
         }
+    }
+
+    /// The result of an order to a disk's layouts.
+    pub(super) fn layout_ordered(
+        &mut self,
+        disk: DiskId,
+        outcome: std::result::Result<(), OrderRefusal>,
+    ) {
+        let place = self.disks[disk.0 as usize].as_mut();
+        if let Some(reply) = place.and_then(|place| place.ordered.pop_front()) {
+            let _ = reply.send(outcome.map_err(order_refused));
+        }
+    }
+
+    pub(super) fn layout_notice(&self, disk: DiskId, notice: LayoutNotice) {
+        let place = self.attached_disk(disk);
+        if let Some(NoticeSink(sink)) = place.and_then(|place| place.notices.as_ref()) {
+            sink(notice);
+        }
+    }
+
+    /// Nothing of a disk is in flight, and its requests wait: exchanges what lies below its filters.
+    pub(super) fn held(&mut self, disk: DiskId) {
+        let place = self.disks[disk.0 as usize].as_mut();
+        let Some(relay) = place.and_then(|place| place.relay.take()) else {
+            return;
+        };
+        let tree = self.relay(disk, relay).unwrap_or_else(|error| {
+            let place = self.disks[disk.0 as usize].as_mut();
+            if let Some(reply) = place.and_then(|place| place.changing.take()) {
+                let _ = reply.send(Err(error));
+            }
+            None
+        });
+        self.note_timed();
+        self.cx.handle(Event::Relay { disk, tree });
+        self.close_if_unused(disk);
+    }
+
+    /// Exchanges a disk's images, and returns the layouts that are to be above them.
+    fn relay(&mut self, disk: DiskId, relay: Relay) -> Result<Option<Box<Tree>>> {
+        if let Relay::Begin { .. } = relay {
+            self.give_arena()?;
+        }
+        let place = self.disks[disk.0 as usize]
+            .as_mut()
+            .expect("the caller has found the disk");
+        let tree = match relay {
+            Relay::Begin { image, size } => {
+                let (ignored, _) = std::sync::mpsc::channel();
+                place.images.replace(disk, Target(1), image, ignored)?;
+                Some(Box::new(Tree::transfer(size)))
+            }
+            Relay::End { keep, closed } => {
+                place.images.keep(keep, closed);
+                None
+            }
+        };
+        place.closes |= place.images.has_replaced();
+        Ok(tree)
     }
 
     /// The targets of a disk whose images have I/O in flight.
@@ -70,8 +184,26 @@ impl IoThread {
         busy.map(|(target, _)| target).collect()
     }
 
-    /// Gives a target another image. The old one is closed once it has no I/O in flight.
+    /// Whether a mirror takes this member's bytes for the disk's.
+    fn is_in_use(&self, disk: DiskId, target: Target) -> bool {
+        let report = self.cx.shard.layout_report(disk);
+        let report = report.filter(|report| report.layout.is_redundant());
+        let state =
+            report.and_then(|report| Some(report.members.get(usize::from(target.0))?.state));
+        state.is_some_and(|state| state != MemberState::OutOfSync)
+    }
+
+    /// Gives a target another image, unless a mirror takes the bytes of the old one for the disk's. The old one is closed
+    /// once it has no I/O in flight.
     pub(super) fn replace_image(&mut self, disk: DiskId, replace: Replace, reply: Reply) {
+        if !replace.is_away && self.is_in_use(disk, replace.target) {
+            let text = format!(
+                "member {} is in use: drop it from its mirror before it gets another image",
+                replace.target.0
+            );
+            let _ = reply.send(Err(Error::new(Kind::Busy, text)));
+            return;
+        }
         let place = self.disks[disk.0 as usize]
             .as_mut()
             .expect("the caller has found the disk");
@@ -79,6 +211,7 @@ impl IoThread {
             target,
             image,
             closed,
+            ..
         } = replace;
         let replaced = place.images.replace(disk, target, image, closed);
         place.closes |= place.images.has_replaced();
@@ -108,4 +241,39 @@ impl IoThread {
             }
         }
     }
+}
+
+/// An order that a disk's layouts refuse.
+fn order_refused(refusal: OrderRefusal) -> Error {
+    let (kind, why) = match refusal {
+        OrderRefusal::NotRedundant => (
+            Kind::Unsupported,
+            "the disk has each byte once: only a mirror's members can be rebuilt, replaced, dropped or compared",
+        ),
+        OrderRefusal::NoMember => (
+            Kind::NotFound,
+            "the disk has no such member: list its members, and name one of them",
+        ),
+        OrderRefusal::InSync => (
+            Kind::Exists,
+            "the member is in sync; drop it first if its image is to be replaced",
+        ),
+        OrderRefusal::Busy => (
+            Kind::Busy,
+            "a member is being rebuilt or members are being compared; try again when that has ended",
+        ),
+        OrderRefusal::Last => (
+            Kind::Invalid,
+            "it is the only member in sync, so the disk needs it; rebuild another one first",
+        ),
+        OrderRefusal::InFlight => (
+            Kind::Busy,
+            "the member still has writes in flight; try again when its datastore has answered them",
+        ),
+        OrderRefusal::NotOpen => (
+            Kind::Busy,
+            "the disk's members are being opened or labelled; try again",
+        ),
+    };
+    Error::new(kind, why)
 }

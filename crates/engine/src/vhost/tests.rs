@@ -52,6 +52,7 @@ fn disk(engine: &Engine) -> Disk {
         seg_max: 30,
         filters: Vec::new(),
         layout: LayoutSpec::Plain,
+        layout_options: Default::default(),
         control: None,
     };
     engine

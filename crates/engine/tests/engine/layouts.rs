@@ -2,14 +2,19 @@
 
 use super::client::{Client, Verifier, pattern};
 use super::rig::{
-    PATIENCE, Server, all_abilities, client, engine, eventually, image, open_file, spec, tempdir,
+    PATIENCE, Server, all_abilities, client, engine, eventually, filters, image, open_file, spec,
+    tempdir,
 };
 use std::path::{Path, PathBuf};
-use tidegate_core::layout::{LayoutSpec, Target};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tidegate_core::layout::{
+    DATA_AT, LayoutNotice, LayoutOrder, LayoutSpec, MemberState, Refusal, Target,
+};
 use tidegate_core::request::{Fault, Flags, Op};
 use tidegate_engine::datastore::{OpenedImage, dir, emulated, memory, nbd, null};
 use tidegate_engine::nbd::handshake::BlockSizes;
-use tidegate_engine::{Disk, DiskSpec, Engine, Kind};
+use tidegate_engine::{Disk, DiskSpec, Engine, Kind, LayoutOptions, NoticeSink};
 
 const SIZE: u64 = LEN as u64;
 const LEN: u32 = 6 << 20;
@@ -241,4 +246,269 @@ fn members_that_do_not_exist_or_do_not_fit_are_not_replaced() {
     disk.detach(PATIENCE).expect("the disk is detached");
     let gone = disk.set_member(Target(0), open(size));
     assert_eq!(gone.err().map(|error| error.kind()), Some(Kind::Gone));
+}
+
+/// Whether each member has every acknowledged write.
+fn states(disk: &Disk) -> Vec<MemberState> {
+    let report = disk.layout().expect("it is attached");
+    let members = report.expect("it has a layout").members;
+    members.iter().map(|member| member.state).collect()
+}
+
+/// The disk's bytes on a member.
+fn data(path: &Path) -> Vec<u8> {
+    let all = std::fs::read(path).expect("a file");
+    all[usize::try_from(DATA_AT).expect("small")..].to_vec()
+}
+
+#[test]
+fn a_mirror_of_files_keeps_its_bytes_on_each_member() {
+    let place = tempdir();
+    let paths = files(place.path(), LayoutSpec::Mirror, 2);
+    let engine = engine(1);
+    let disk = attach(&engine, LayoutSpec::Mirror, open_all(&paths));
+    verify(&disk, 10);
+    let all = pattern(0, 7, LEN as usize);
+    client(&disk).write(0, &all).expect("a write");
+    disk.detach(PATIENCE).expect("the disk is detached");
+    for path in &paths {
+        assert!(data(path) == all);
+    }
+    let disk = attach(&engine, LayoutSpec::Mirror, open_all(&paths));
+    assert_eq!(states(&disk), [MemberState::InSync; 2]);
+    assert!(client(&disk).read(0, LEN).expect("a read") == all);
+    disk.detach(PATIENCE).expect("the disk is detached");
+}
+
+#[test]
+fn a_stripe_of_mirrors_may_be_over_datastores_of_several_kinds() {
+    let place = tempdir();
+    let spec = LayoutSpec::MirrorStripe { chunk: 16 << 10 };
+    let size = spec.member_size(SIZE, 4);
+    let emulated: emulated::Spec = format!("emulated:nvme,size={size}")
+        .parse()
+        .expect("a spec");
+    let cached = dir::Options {
+        buffered: true,
+        ..Default::default()
+    };
+    let members = vec![
+        Some(memory::open(size).expect("memory")),
+        Some(emulated::open(&emulated).expect("memory")),
+        Some(open_file(&image(place.path(), "direct", size))),
+        Some(dir::open(&image(place.path(), "cached", size), cached).expect("it opens")),
+    ];
+    let engine = engine(1);
+    let disk = attach(&engine, spec, members);
+    verify(&disk, 5);
+    disk.detach(PATIENCE).expect("the disk is detached");
+    assert!(data(&place.path().join("direct")) == data(&place.path().join("cached")));
+}
+
+#[test]
+fn a_mirror_does_without_a_member_that_was_given_up_and_a_stripe_does_not() {
+    let place = tempdir();
+    let engine = engine(1);
+    for (spec, is_served) in [(LayoutSpec::Mirror, true), (STRIPE, false)] {
+        let place = place.path().join(spec.to_string());
+        std::fs::create_dir(&place).expect("a directory");
+        let paths = files(&place, spec, 2);
+        let disk = attach(&engine, spec, open_all(&paths));
+        disk.detach(PATIENCE).expect("the disk is detached");
+        let members = || vec![Some(open_file(&paths[0])), None];
+        let error = refused(&engine, layout(spec, SIZE), members());
+        assert_eq!(error.refusal(), Some(Refusal::Missing(Target(1))));
+        assert!(
+            error.to_string().contains("member 1 is not here"),
+            "{error}"
+        );
+        let mut given_up = layout(spec, SIZE);
+        given_up.layout_options.without = 0b10;
+        if !is_served {
+            let error = refused(&engine, given_up, members());
+            assert_eq!(error.refusal(), Some(Refusal::Missing(Target(1))));
+            continue;
+        }
+        let attached = engine.attach_members(given_up, members(), PATIENCE);
+        let disk = attached.expect("the disk attaches");
+        assert_eq!(states(&disk), [MemberState::InSync, MemberState::OutOfSync]);
+        verify(&disk, 2);
+        disk.detach(PATIENCE).expect("the disk is detached");
+        let stale = vec![None, Some(open_file(&paths[1]))];
+        let error = refused(&engine, layout(spec, SIZE), stale);
+        assert!(error.refusal().is_some(), "{error}");
+        let disk = attach(&engine, spec, open_all(&paths));
+        eventually("the stale member is rebuilt", || {
+            states(&disk) == [MemberState::InSync; 2]
+        });
+        disk.detach(PATIENCE).expect("the disk is detached");
+        assert!(data(&paths[0]) == data(&paths[1]));
+    }
+}
+
+#[test]
+fn a_foreign_member_is_refused_and_keeps_its_bytes() {
+    let place = tempdir();
+    let engine = engine(1);
+    let paths = files(place.path(), LayoutSpec::Mirror, 2);
+    let disk = attach(&engine, LayoutSpec::Mirror, open_all(&paths));
+    disk.detach(PATIENCE).expect("the disk is detached");
+    let before = std::fs::read(&paths[1]).expect("a file");
+    let other = DiskSpec {
+        uuid: [8; 16],
+        ..layout(LayoutSpec::Mirror, SIZE)
+    };
+    let error = refused(&engine, other, open_all(&paths));
+    assert_eq!(error.refusal(), Some(Refusal::Foreign(Target(0))));
+    let swapped: Vec<PathBuf> = paths.iter().rev().cloned().collect();
+    let error = refused(
+        &engine,
+        layout(LayoutSpec::Mirror, SIZE),
+        open_all(&swapped),
+    );
+    assert_eq!(error.refusal(), Some(Refusal::Foreign(Target(0))));
+    assert!(
+        error.to_string().contains("give each member the image"),
+        "{error}"
+    );
+    assert!(std::fs::read(&paths[1]).expect("a file") == before);
+    let disk = attach(&engine, LayoutSpec::Mirror, open_all(&paths));
+    assert_eq!(disk.id().0, 0, "no number was lost");
+}
+
+#[test]
+fn a_replaced_member_is_rebuilt_while_the_disk_is_written() {
+    let place = tempdir();
+    let paths = files(place.path(), LayoutSpec::Mirror, 2);
+    let new = image(place.path(), "new", LayoutSpec::Mirror.member_size(SIZE, 2));
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let own = Arc::clone(&heard);
+    let sink = NoticeSink(Arc::new(move |notice| {
+        own.lock().expect("plain").push(notice);
+    }));
+    let spec = DiskSpec {
+        layout_options: LayoutOptions {
+            notices: Some(sink),
+            ..LayoutOptions::default()
+        },
+        ..layout(LayoutSpec::Mirror, SIZE)
+    };
+    let engine = engine(1);
+    let disk = engine
+        .attach_members(spec, open_all(&paths), PATIENCE)
+        .expect("the disk attaches");
+    let early = disk.order_layout(LayoutOrder::Replace(Target(1)));
+    assert!(early.is_err_and(|error| error.to_string().contains("in sync")));
+    let busy = disk.set_member(Target(1), Some(open_file(&new)));
+    assert_eq!(busy.err().map(|error| error.kind()), Some(Kind::Busy));
+    drop(disk.set_member(Target(1), None).expect("it is replaced"));
+    verify(&disk, 2);
+    let notices = heard.lock().expect("plain").clone();
+    assert!(
+        matches!(
+            notices[..],
+            [LayoutNotice::Dropped {
+                member: Target(1),
+                ..
+            }]
+        ),
+        "{notices:?}"
+    );
+    let old = disk.set_member(Target(1), Some(open_file(&new)));
+    old.expect("it is replaced")
+        .wait(PATIENCE)
+        .expect("it is closed");
+    disk.order_layout(LayoutOrder::Replace(Target(1)))
+        .expect("the order is carried out");
+    verify(&disk, 5);
+    eventually("the new member is rebuilt", || {
+        states(&disk) == [MemberState::InSync; 2]
+    });
+    let rebuilt = LayoutNotice::Rebuilt { member: Target(1) };
+    eventually("that is reported", || {
+        heard.lock().expect("plain").contains(&rebuilt)
+    });
+    disk.detach(PATIENCE).expect("the disk is detached");
+    assert!(data(&paths[0]) == data(&new));
+}
+
+#[test]
+fn a_disk_moves_to_another_image_while_it_is_written() {
+    let place = tempdir();
+    let [old, new] = ["old", "new"].map(|name| image(place.path(), name, SIZE));
+    let engine = engine(1);
+    let disk = engine
+        .attach(spec("disk", SIZE), open_file(&old))
+        .expect("the disk attaches");
+    let all = pattern(0, 5, LEN as usize);
+    client(&disk).write(0, &all).expect("a write");
+    disk.begin_transfer(open_file(&new), PATIENCE)
+        .expect("the move begins");
+    let twice = disk.begin_transfer(memory::open(SIZE).expect("memory"), PATIENCE);
+    assert_eq!(twice.err().map(|error| error.kind()), Some(Kind::Invalid));
+    assert_eq!(
+        disk.resize(SIZE).err().map(|error| error.kind()),
+        Some(Kind::Busy)
+    );
+    verify(&disk, 3);
+    eventually("all bytes are there", || {
+        states(&disk) == [MemberState::InSync; 2]
+    });
+    client(&disk).write(0, &all).expect("a write");
+    let left = disk
+        .end_transfer(Target(1), PATIENCE)
+        .expect("the move ends");
+    left.wait(PATIENCE).expect("the old image is closed");
+    drop(open_file(&old));
+    assert!(disk.layout().expect("it is attached").is_none());
+    assert!(client(&disk).read(0, LEN).expect("a read") == all);
+    client(&disk).write(0, &[1; 4096]).expect("a write");
+    disk.detach(PATIENCE).expect("the disk is detached");
+    let [old, new] = [old, new].map(|path| std::fs::read(path).expect("a file"));
+    assert!(old == all && new[4096..] == all[4096..] && new[..4096] == [1; 4096]);
+}
+
+#[test]
+fn a_member_that_does_not_answer_is_named_and_the_disk_is_detached_again() {
+    let place = tempdir();
+    let size = LayoutSpec::Mirror.member_size(SIZE, 2);
+    let upstream = engine(1);
+    let stuck = DiskSpec {
+        filters: filters(&["fault:delay=3600s"]),
+        ..spec("upstream", size)
+    };
+    let exported = upstream
+        .attach(stuck, memory::open(size).expect("memory"))
+        .expect("the disk attaches");
+    let server = Server::start(
+        place.path(),
+        &exported,
+        all_abilities(),
+        BlockSizes::default(),
+    );
+    let uri = server.path.display().to_string();
+    let members = vec![
+        Some(memory::open(size).expect("memory")),
+        Some(nbd::open(&uri, &nbd::Options::default()).expect("it opens")),
+    ];
+    let engine = engine(1);
+    let patience = Duration::from_millis(300);
+    let attached = engine.attach_members(layout(LayoutSpec::Mirror, SIZE), members, patience);
+    let error = attached.err().expect("it does not open");
+    assert_eq!(error.kind(), Kind::TimedOut);
+    assert!(
+        error.to_string().contains("member 1 does not answer"),
+        "{error}"
+    );
+    // The upstream answers, and the rest is closed.
+    exported
+        .restack(&[], PATIENCE)
+        .expect("the filter is removed");
+    eventually("the number is free again", || {
+        let next = engine.attach(spec("next", SIZE), null::open(SIZE));
+        let next = next.expect("the disk attaches");
+        let number = next.id().0;
+        next.detach(PATIENCE).expect("the disk is detached");
+        number == 0
+    });
 }

@@ -17,7 +17,7 @@ use tidegate_engine::nbd::handshake::{
     BlockSizes, ExportInfo, Handshake, Negotiated, Refusal, Step, Tls,
 };
 use tidegate_engine::nbd::wire::Abilities;
-use tidegate_engine::{Disk, DiskSpec, Engine, Settings};
+use tidegate_engine::{Disk, DiskSpec, Engine, LayoutOptions, Settings};
 
 /// Timeout for tests that must not hang: generous, for slow machines.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -45,6 +45,7 @@ pub(crate) fn spec(name: &str, size: u64) -> DiskSpec {
         seg_max: 126,
         filters: Vec::new(),
         layout: LayoutSpec::Plain,
+        layout_options: LayoutOptions::default(),
         control: None,
     }
 }

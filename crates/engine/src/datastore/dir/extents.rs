@@ -68,6 +68,11 @@ impl ExtentQuery {
     }
 }
 
+/// Whether all of a file is a hole, which reads as zeroes, as far as the file system tells. A block device is none.
+pub(super) fn is_hole(fd: RawFd) -> bool {
+    matches!(seek_data(fd, 0), Ok(None))
+}
+
 /// Whether a file or a block device has this byte, as far as it can tell: seeking at or beyond its end fails.
 fn has_byte(fd: RawFd, at: u64) -> io::Result<bool> {
     match seek_hole(fd, at) {

@@ -260,6 +260,7 @@ impl Daemon {
             sides: Vec::new(),
             images,
             layout,
+            notices: None,
             control: None,
             opened,
         })));

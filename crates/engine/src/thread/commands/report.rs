@@ -17,7 +17,7 @@ use crate::thread::IoThread;
 use std::sync::mpsc::Sender;
 use tidegate_core::filter::FilterReport;
 use tidegate_core::filter::stats::Pulse;
-use tidegate_core::layout::Target;
+use tidegate_core::layout::{LayoutReport, Target};
 use tidegate_core::request::DiskId;
 use tidegate_core::shard::DiskReport;
 use tidegate_core::units::{Span, Time};
@@ -105,6 +105,8 @@ pub(crate) enum Query {
     Report(Box<Survey<ThreadReport>>),
     /// Everything about one disk.
     Disk(DiskId, Sender<Option<DiskReading>>),
+    /// The state of a disk's layout, if it has one; nothing for an unknown disk.
+    Layout(DiskId, Sender<Option<Option<LayoutReport>>>),
     /// Which targets of a disk have I/O in flight.
     Busy(DiskId, Sender<Vec<Target>>),
     /// The sums only.
@@ -198,6 +200,11 @@ impl IoThread {
                 let (reading, cost) = self.reading(now, *disk);
                 *left = left.saturating_sub(cost);
                 let _ = reply.send(reading);
+                true
+            }
+            Query::Layout(disk, reply) => {
+                let here = self.attached_disk(*disk);
+                let _ = reply.send(here.map(|_| self.cx.shard.layout_report(*disk)));
                 true
             }
             Query::Busy(disk, reply) => {

@@ -16,7 +16,7 @@ use tidegate_core::layout::LayoutSpec;
 use tidegate_core::units::Span;
 use tidegate_engine::control::{self, UnderControl};
 use tidegate_engine::datastore::null;
-use tidegate_engine::{Disk, DiskSpec, Engine, Settings};
+use tidegate_engine::{Disk, DiskSpec, Engine, LayoutOptions, Settings};
 
 /// How long what is in flight may take to end.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -57,6 +57,7 @@ pub(crate) fn serve(sockets: &[PathBuf], size: u64, control: Control) -> Result<
             seg_max: 126,
             filters: Vec::new(),
             layout: LayoutSpec::Plain,
+            layout_options: LayoutOptions::default(),
             control: control.as_ref().map(|control| UnderControl {
                 control: control.clone(),
                 key: DiskKey(number.into()),

@@ -1,15 +1,13 @@
-//! Requests over scattered guest memory on a stripe of files: several parts of one buffer are in flight together.
+//! Requests over scattered guest memory on layouts of files: several parts of one buffer are in flight together.
 
 use super::*;
 use crate::datastore::dir;
 use tempfile::TempDir;
-use tidegate_core::layout::LayoutSpec;
+use tidegate_core::layout::{LayoutSpec, Members};
 
 const CHUNK: u64 = 4096;
-const STRIPE: LayoutSpec = LayoutSpec::Stripe { chunk: CHUNK };
-const MEMBERS: u8 = 3;
-/// The disk has whole rows.
-const DISK_SIZE: u64 = 16 * CHUNK * MEMBERS as u64;
+/// The disk has whole rows of a stripe.
+const DISK_SIZE: u64 = 48 * CHUNK;
 /// Sectors of a request, in pieces of these many: no piece ends where a chunk does, except by chance.
 const PIECES: [u64; 14] = [1, 7, 9, 3, 16, 2, 14, 11, 5, 8, 1, 13, 6, 4];
 const SECTOR: u64 = 512;
@@ -101,9 +99,9 @@ fn bytes(len: u64) -> usize {
     usize::try_from(len).expect("small")
 }
 
-/// New images for the members of a stripe.
-fn members(place: &TempDir, buffered: bool) -> Vec<OpenedImage> {
-    let size = STRIPE.member_size(DISK_SIZE, MEMBERS.into());
+/// New images for the members of a disk.
+fn members(place: &TempDir, layout: LayoutSpec, count: usize, buffered: bool) -> Vec<OpenedImage> {
+    let size = layout.member_size(DISK_SIZE, count);
     let open = |number| {
         let path = place.path().join(format!("member{number}"));
         let file = std::fs::File::create(&path).expect("a file");
@@ -114,19 +112,23 @@ fn members(place: &TempDir, buffered: bool) -> Vec<OpenedImage> {
         };
         dir::open(&path, options).expect("it opens")
     };
-    (0..MEMBERS).map(open).collect()
+    (0..count).map(open).collect()
 }
 
 #[test]
 fn a_scattered_request_over_many_chunks_reaches_all_members_and_comes_back() {
-    for buffered in [false, true] {
+    let stripe = LayoutSpec::Stripe { chunk: CHUNK };
+    let both = LayoutSpec::MirrorStripe { chunk: CHUNK };
+    let layouts = [(stripe, 3), (LayoutSpec::Mirror, 2), (both, 4)];
+    let all = layouts.map(|layout| [(layout, false), (layout, true)]);
+    for ((layout, count), buffered) in all.into_iter().flatten() {
         let place = TempDir::with_prefix("tidegate-scattered-").expect("a directory");
         let daemon = Daemon::empty(Span::ZERO);
         let parts = LayoutParts {
-            spec: STRIPE,
-            members: MEMBERS,
+            spec: layout,
+            members: Members::new([7; 16], DISK_SIZE, count),
         };
-        let images = members(&place, buffered);
+        let images = members(&place, layout, count, buffered);
         daemon.attach(DISK, DISK_SIZE, images, Some(parts));
         let scattered = Scattered::new();
         let facts = Arc::new(DeviceFacts::new(String::new(), String::new(), true));

@@ -39,6 +39,7 @@ fn attach(disk: DiskId, filters: &[FilterSpec]) -> Command {
         sides: Vec::new(),
         images: vec![null::open(1 << 20)],
         layout: None,
+        notices: None,
         control: None,
         opened,
     }))
@@ -71,7 +72,7 @@ fn copied(thread: &IoThread) -> usize {
             .partial
             .as_ref()
             .map_or(0, |report| report.disks.len()),
-        Query::Disk(..) | Query::Busy(..) | Query::Pulse(_) => 0,
+        _ => 0,
     });
     surveys.sum()
 }
