@@ -27,8 +27,32 @@ pub(super) fn told(plan: &DiskPlan, refusal: Refusal) -> Problem {
         Refusal::Foreign(member) => (
             ProblemCode::Corrupt,
             format!("{} is not this member of disk {disk}", place(member)),
-            "it begins with the data of another disk or of another member, or with data that no layout wrote".to_owned(),
+            "it belongs to another disk, or is another member of this one".to_owned(),
             "put the right image there; nothing was changed".to_owned(),
+        ),
+        Refusal::Unknown(member) => (
+            ProblemCode::Corrupt,
+            format!("{} is not this member of disk {disk}", place(member)),
+            "it begins with data that no layout wrote".to_owned(),
+            "put the right image there, or an empty one; nothing was changed".to_owned(),
+        ),
+        Refusal::Blank(member) => (
+            ProblemCode::Corrupt,
+            format!("{} of disk {disk} is empty", place(member)),
+            "the other members have data, so this image is not the one that the disk was created with".to_owned(),
+            "put the right image there; nothing was changed".to_owned(),
+        ),
+        Refusal::Damaged(member) => (
+            ProblemCode::Corrupt,
+            format!("cannot read what {} of disk {disk} says about itself", place(member)),
+            "its label or its state is damaged".to_owned(),
+            "restore its image, or check its datastore; nothing was changed".to_owned(),
+        ),
+        Refusal::Split(member) => (
+            ProblemCode::Corrupt,
+            format!("the members of disk {disk} have gone different ways"),
+            format!("{} was written without the others, and they without it", place(member)),
+            "move the image that is not to be used out of the way, and try again; nothing was changed".to_owned(),
         ),
         Refusal::Newer(member) => (
             ProblemCode::Corrupt,
@@ -36,17 +60,11 @@ pub(super) fn told(plan: &DiskPlan, refusal: Refusal) -> Problem {
             "a newer version of Tidegate wrote it".to_owned(),
             "use the version that wrote it".to_owned(),
         ),
-        Refusal::NoState => (
-            ProblemCode::Corrupt,
-            format!("no member of disk {disk} can be read as one of this disk"),
-            "the layout's own data is missing or damaged on all of them".to_owned(),
-            "check that the images are the right ones, or restore them; nothing was changed".to_owned(),
-        ),
-        Refusal::Failed(fault) => (
+        Refusal::Failed(member, fault) => (
             ProblemCode::Datastore,
-            format!("the members of disk {disk} cannot be read"),
-            format!("too many of them failed ({fault:?})"),
-            "check their datastores (see `tidegate datastore list`), then try again".to_owned(),
+            format!("{} of disk {disk} cannot be written", place(member)),
+            format!("its datastore has failed ({fault:?})"),
+            "check that datastore (see `tidegate datastore list`), then try again".to_owned(),
         ),
     };
     Problem::new(code, what).because(why).remedy(remedy)

@@ -5,6 +5,8 @@ use super::rig::{
     PATIENCE, Server, all_abilities, client, engine, eventually, filters, image, open_file, spec,
     tempdir,
 };
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -281,6 +283,24 @@ fn a_mirror_of_files_keeps_its_bytes_on_each_member() {
 }
 
 #[test]
+fn a_new_mirror_over_images_with_old_bytes_makes_its_members_equal() {
+    let place = tempdir();
+    let paths = files(place.path(), LayoutSpec::Mirror, 2);
+    for (round, path) in (0..).zip(&paths) {
+        let file = OpenOptions::new().write(true).open(path).expect("a file");
+        let old = pattern(0, round, LEN as usize);
+        file.write_all_at(&old, DATA_AT).expect("written");
+    }
+    let engine = engine(1);
+    let disk = attach(&engine, LayoutSpec::Mirror, open_all(&paths));
+    eventually("the members are in sync", || {
+        states(&disk) == [MemberState::InSync; 2]
+    });
+    disk.detach(PATIENCE).expect("the disk is detached");
+    assert!(data(&paths[0]) == data(&paths[1]));
+}
+
+#[test]
 fn a_stripe_of_mirrors_may_be_over_datastores_of_several_kinds() {
     let place = tempdir();
     let spec = LayoutSpec::MirrorStripe { chunk: 16 << 10 };
@@ -511,4 +531,32 @@ fn a_member_that_does_not_answer_is_named_and_the_disk_is_detached_again() {
         next.detach(PATIENCE).expect("the disk is detached");
         number == 0
     });
+}
+
+#[test]
+fn a_disk_with_a_layout_grows_by_whole_rows_after_its_images() {
+    let place = tempdir();
+    let engine = engine(1);
+    for (spec, members) in [(STRIPE, 3), (LayoutSpec::Mirror, 2)] {
+        let place = place.path().join(spec.to_string());
+        std::fs::create_dir(&place).expect("a directory");
+        let paths = files(&place, spec, members);
+        let disk = attach(&engine, spec, open_all(&paths));
+        for path in &paths {
+            let file = OpenOptions::new().write(true).open(path).expect("a file");
+            file.set_len(spec.member_size(2 * SIZE, members))
+                .expect("it grows");
+        }
+        let error = disk.resize(SIZE + 512).expect_err("it has no such size");
+        assert!(error.to_string().contains("the next is"), "{error}");
+        disk.resize(2 * SIZE).expect("it grows");
+        let all = pattern(SIZE, 4, LEN as usize);
+        client(&disk).write(SIZE, &all).expect("a write");
+        assert!(client(&disk).read(SIZE, LEN).expect("a read") == all);
+        disk.detach(PATIENCE).expect("the disk is detached");
+        let attached = engine.attach_members(layout(spec, 2 * SIZE), open_all(&paths), PATIENCE);
+        let disk = attached.expect("the disk attaches");
+        assert!(client(&disk).read(SIZE, LEN).expect("a read") == all);
+        disk.detach(PATIENCE).expect("the disk is detached");
+    }
 }

@@ -9,9 +9,10 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tidegate_core::layout::LayoutSpec;
 use tidegate_core::request::{Fault, Flags, Op};
 use tidegate_engine::lease::{Guard, Lease, Leases, Refused, Settings, Takeover};
-use tidegate_engine::{Disk, Engine, Kind};
+use tidegate_engine::{Disk, DiskSpec, Engine, Kind};
 
 const SIZE: u64 = 1 << 20;
 const DISK: [u8; 16] = [7; 16];
@@ -116,6 +117,39 @@ fn a_detached_disk_is_free_for_others() {
     one.end(Duration::from_secs(60)).unwrap();
     assert_eq!(two.holder(DISK), None);
     take(&two, Guard::Lease, Takeover::Guarded).unwrap();
+}
+
+#[test]
+fn each_member_of_a_mirror_has_its_own_lease_and_all_are_free_after_the_detach() {
+    const PATIENCE: Duration = Duration::from_secs(60);
+    let datastores = [Datastore::new(), Datastore::new()];
+    let hosts = datastores.each_ref().map(|datastore| {
+        let hosts = (datastore.host("one", 1), datastore.host("two", 2));
+        let size = LayoutSpec::Mirror.member_size(SIZE, 2);
+        let path = image(&datastore.real(), "image", size);
+        (hosts, path)
+    });
+    let engine = engine(1);
+    let members = hosts.each_ref().map(|((one, _), path)| {
+        let lease = take(one, Guard::Lease, Takeover::Guarded).unwrap();
+        Some(open_file(path).under(lease))
+    });
+    let mirror = DiskSpec {
+        layout: LayoutSpec::Mirror,
+        ..spec("db1", SIZE)
+    };
+    let disk = engine
+        .attach_members(mirror, members.into(), PATIENCE)
+        .unwrap();
+    client(&disk).write(0, &pattern(0, 1, 4096)).unwrap();
+    for ((_, two), _) in &hosts {
+        assert!(take(two, Guard::Lease, Takeover::Guarded).is_err());
+    }
+    disk.detach(PATIENCE).unwrap();
+    for ((one, two), _) in &hosts {
+        one.end(PATIENCE).unwrap();
+        take(two, Guard::Lease, Takeover::Guarded).unwrap();
+    }
 }
 
 #[test]
