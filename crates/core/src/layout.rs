@@ -210,6 +210,9 @@ pub trait Layout: Send {
         None
     }
 
+    /// Begins nothing in the background, because the disk's layouts are about to be replaced.
+    fn pause(&mut self, _cx: &mut LayoutCx<'_>) {}
+
     /// The disk is being detached, and no request is under way: the layout leaves its targets so that it opens quickly.
     fn close(&mut self, _cx: &mut LayoutCx<'_>) {}
 }

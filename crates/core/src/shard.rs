@@ -252,6 +252,7 @@ impl Shard {
                 }
             }
             Event::Hold { disk } => self.hold(now, disk, out),
+            Event::Unhold { disk } => self.unhold(now, disk, out),
             Event::Relay { disk, tree } => self.relay(now, disk, tree.map(|tree| *tree), out),
             Event::Attach {
                 disk,

@@ -96,6 +96,8 @@ pub(crate) struct AttachedDisk {
     opening: Option<Opened>,
     /// What happens once nothing of the disk is in flight.
     relay: Option<Relay>,
+    /// Whether its requests wait for the end of a move.
+    held: bool,
     /// Who waits for the result of an order to its layout, in order.
     ordered: VecDeque<Reply>,
     notices: Option<NoticeSink>,

@@ -415,10 +415,14 @@ impl Layout for Mirror {
         running.or(self.scrubbed)
     }
 
-    fn close(&mut self, cx: &mut LayoutCx<'_>) {
-        self.closing = true;
+    fn pause(&mut self, cx: &mut LayoutCx<'_>) {
         self.abandon_copies(cx);
         self.end_scrub(cx);
+    }
+
+    fn close(&mut self, cx: &mut LayoutCx<'_>) {
+        self.closing = true;
+        self.pause(cx);
         if self.opening.is_none() && self.in_sync != 0 && !self.hot.is_empty() {
             self.flush_own(cx);
         }

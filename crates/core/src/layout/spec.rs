@@ -176,7 +176,7 @@ fn chunk(text: &str) -> Result<u64, String> {
     let number: u64 = digits
         .parse()
         .map_err(|_| format!("`{text}` is not a size: write it as 64K or 1M"))?;
-    let chunk = number.checked_mul(1 << shift).unwrap_or(u64::MAX);
+    let chunk = number.saturating_mul(1 << shift);
     if chunk.is_power_of_two() && (CHUNK_MIN..=CHUNK_MAX).contains(&chunk) {
         return Ok(chunk);
     }

@@ -72,9 +72,14 @@ pub enum Event {
         /// The order.
         order: LayoutOrder,
     },
-    /// Lets the disk's I/O end and its requests wait; then [`Effect::Held`](crate::effect::Effect::Held). The layouts are
-    /// closed then. A disk that is already held, changes or detaches ignores it.
+    /// Lets the disk's I/O end and its requests wait; then [`Effect::Held`](crate::effect::Effect::Held). Work of the
+    /// layouts in the background ends. A disk that is already held, changes or detaches ignores it.
     Hold {
+        /// The disk.
+        disk: DiskId,
+    },
+    /// Lets requests go on that wait for [`Event::Hold`], if the disk is not held yet.
+    Unhold {
         /// The disk.
         disk: DiskId,
     },

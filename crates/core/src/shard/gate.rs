@@ -24,7 +24,7 @@ pub(super) enum Gate {
     Open,
     /// Requests wait until the disk's layout is open.
     Opening,
-    /// Requests wait until nothing is in flight and the layouts are closed.
+    /// Requests wait until nothing is in flight, of guests and of layouts.
     Holding,
     /// Requests wait for other layouts.
     Held,
@@ -74,6 +74,18 @@ impl Shard {
         if let Some(disk) = disk.filter(|disk| matches!(disk.gate, Gate::Open)) {
             disk.gate = Gate::Holding;
             self.finish_drain(now, id, out);
+        }
+    }
+
+    /// Lets the requests of a disk go on that was to be held and is not yet.
+    pub(super) fn unhold(&mut self, now: Time, id: DiskId, out: &mut Vec<Effect>) {
+        let disk = self.disks[id.0 as usize].as_mut();
+        if let Some(disk) = disk.filter(|disk| matches!(disk.gate, Gate::Holding)) {
+            disk.gate = Gate::Open;
+            let waiting = core::mem::take(&mut disk.waiting);
+            for (token, request) in waiting {
+                self.submitted(now, id, token, &request, out);
+            }
         }
     }
 
@@ -190,6 +202,7 @@ impl Shard {
             return;
         }
         if matches!(disk.gate, Gate::Detaching | Gate::Holding) {
+            let detaches = matches!(disk.gate, Gate::Detaching);
             let mut cx = stack_cx(
                 &mut self.ios,
                 &mut self.schedulers,
@@ -199,7 +212,11 @@ impl Shard {
                 id,
                 out,
             );
-            if !disk.stack.close(&mut cx) {
+            let idle = match detaches {
+                true => disk.stack.close(&mut cx),
+                false => disk.stack.pause(&mut cx),
+            };
+            if !idle {
                 return;
             }
         }

@@ -45,6 +45,12 @@ impl Stack {
         self.inside.subs == 0
     }
 
+    /// Ends the layouts' work in the background. Returns whether nothing of them is under way any more.
+    pub(crate) fn pause(&mut self, cx: &mut StackCx<'_>) -> bool {
+        cx.for_each_layout(&mut self.inside, |layout, cx| layout.pause(cx));
+        self.inside.subs == 0
+    }
+
     /// Replaces the layouts while the stack is idle. Returns whether requests wait until the new ones have opened.
     pub(crate) fn relay(&mut self, cx: &mut StackCx<'_>, tree: Option<Tree>) -> bool {
         assert!(
@@ -53,8 +59,8 @@ impl Stack {
         );
         self.inside.layout = tree.map(Box::new);
         self.inside.closed = false;
-        let layers = self.inside.layers.iter();
-        let layers = layers.fold(false, |timed, layer| timed || layer.filter.timed());
+        let mut layers = self.inside.layers.iter();
+        let layers = layers.any(|layer| layer.filter.timed());
         let tree = self.inside.layout.as_ref();
         self.inside.timed = layers || tree.is_some_and(|tree| tree.is_timed());
         self.open(cx)

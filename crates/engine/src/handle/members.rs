@@ -14,7 +14,9 @@ use crate::thread::layouts::{LayoutParts, Relay, Replace};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
-use tidegate_core::layout::{LayoutOrder, LayoutReport, MAX_TARGETS, Members, Refusal, Target};
+use tidegate_core::layout::{
+    LayoutOrder, LayoutReport, MAX_TARGETS, MemberState, Members, Refusal, Target,
+};
 use tidegate_core::request::Fault;
 
 /// A disk that was sent to its I/O thread.
@@ -186,7 +188,6 @@ impl Disk {
     ///
     /// # Errors
     /// If the disk has a layout or moves already, the image is too small, or I/O in flight does not end within `patience`.
-    /// In the last case the move is still pending, and begins later.
     pub fn begin_transfer(&self, image: OpenedImage, patience: Duration) -> Result<()> {
         let mut conditions = guard(&self.core.conditions);
         let spec = &self.core.device.spec;
@@ -201,35 +202,66 @@ impl Disk {
             image.image.resized(size);
         }
         let condition = Arc::clone(&image.condition);
-        let relay = What::Relay(Box::new(Relay::Begin { image, size }));
-        let begun = self.core.change(relay, Some(patience));
-        if takes_effect(&begun) {
+        let begun = self.relay(Relay::Begin { image, size }, patience);
+        if begun.is_ok() || self.layout()?.is_some() {
             conditions.push(condition);
+            return Ok(());
         }
         begun
     }
 
-    /// Ends a move: the disk has only this image from now on, 1 for the new one. The caller has recorded that before, if
-    /// it is the new one.
+    /// Holds the requests of a disk that moves, until [`Disk::end_transfer`]. Returns whether the new image has every byte:
+    /// only then may the caller record that it is the disk.
     ///
     /// # Errors
-    /// If the disk does not move, or I/O in flight does not end within `patience`: then the move ends later.
+    /// If the disk does not move, or I/O in flight does not end within `patience`. The caller then ends the move with the old
+    /// image.
+    pub fn pause_transfer(&self, patience: Duration) -> Result<bool> {
+        self.must_move(Target(0))?;
+        self.relay(Relay::Pause, patience)?;
+        let report = self.layout()?;
+        let new = report.and_then(|report| report.members.get(1).copied());
+        Ok(new.is_some_and(|new| new.state == MemberState::InSync))
+    }
+
+    /// Ends a move: the disk has only this image from now on, and its requests go on. For the new one, 1, the caller has
+    /// called [`Disk::pause_transfer`] and recorded that it is the disk.
+    ///
+    /// # Errors
+    /// If the disk does not move, or I/O in flight does not end within `patience`: then it goes on to move, and the caller
+    /// tries again later.
     pub fn end_transfer(&self, keep: Target, patience: Duration) -> Result<OldImage> {
         let mut conditions = guard(&self.core.conditions);
-        if !self.core.device.spec.layout.is_plain()
-            || conditions.len() != 2
-            || usize::from(keep.0) >= 2
-        {
+        self.must_move(keep)?;
+        if conditions.len() != 2 {
             return Err(Error::new(Kind::Invalid, "the disk does not move"));
         }
         let (closed, old) = channel();
-        let relay = What::Relay(Box::new(Relay::End { keep, closed }));
-        let ended = self.core.change(relay, Some(patience));
-        if takes_effect(&ended) {
+        let ended = self.relay(Relay::End { keep, closed }, patience);
+        if ended.is_ok() || self.layout()?.is_none() {
             conditions.swap(0, keep.0.into());
             conditions.truncate(1);
+            return Ok(OldImage(old));
         }
         ended.map(|()| OldImage(old))
+    }
+
+    fn must_move(&self, keep: Target) -> Result<()> {
+        if self.core.device.spec.layout.is_plain() && keep.0 < 2 {
+            return Ok(());
+        }
+        Err(Error::new(Kind::Invalid, "the disk does not move"))
+    }
+
+    /// Changes what lies below the filters. If that takes longer than `patience`, the disk's requests go on as before.
+    fn relay(&self, relay: Relay, patience: Duration) -> Result<()> {
+        let changed = self
+            .core
+            .change(What::Relay(Box::new(relay)), Some(patience));
+        if matches!(&changed, Err(error) if error.kind() == Kind::TimedOut) {
+            self.core.change(What::Unhold, None)?;
+        }
+        changed
     }
 
     /// The members that have I/O in flight; empty if that is not known.
@@ -263,14 +295,6 @@ fn away(size: u64) -> OpenedImage {
         remark: None,
     };
     OpenedImage::new(Box::new(Away), info)
-}
-
-/// Whether a change takes effect, now or later.
-fn takes_effect(changed: &Result<()>) -> bool {
-    match changed {
-        Ok(()) => true,
-        Err(error) => error.kind() == Kind::TimedOut,
-    }
 }
 
 /// Rejects members that do not fit the disk; returns the size of each.

@@ -102,6 +102,8 @@ pub(crate) enum What {
     Order(LayoutOrder),
     /// What lies below its filters.
     Relay(Box<Relay>),
+    /// It does not wait any longer for a change of that.
+    Unhold,
     /// Its share of the datastore: shares, reservation and limits.
     Policy(Box<Policy>),
     /// Detaches the disk. Answered when nothing of it is left; `on_detached` is called then, even if the caller has
@@ -115,7 +117,11 @@ impl What {
     fn may_run_during_change(&self) -> bool {
         match self {
             What::Filters { .. } | What::Size { .. } | What::Relay(_) => false,
-            What::Image(_) | What::Order(_) | What::Policy(_) | What::Detach { .. } => true,
+            What::Image(_)
+            | What::Order(_)
+            | What::Policy(_)
+            | What::Unhold
+            | What::Detach { .. } => true,
         }
     }
 }
@@ -211,6 +217,7 @@ impl IoThread {
             closes: false,
             opening,
             relay: None,
+            held: false,
             ordered: VecDeque::new(),
             notices,
             sides,
@@ -286,7 +293,23 @@ impl IoThread {
             What::Relay(relay) => {
                 place.changing = Some(reply);
                 place.relay = Some(*relay);
+                if place.held {
+                    return self.held(disk);
+                }
                 Event::Hold { disk }
+            }
+            What::Unhold => {
+                // What was held meanwhile stays so until the move ends.
+                let _ = reply.send(Ok(()));
+                let Some(late) = place.relay.take() else {
+                    return;
+                };
+                place.changing = None;
+                if let Some(image) = late.into_closed() {
+                    let (ignored, _) = std::sync::mpsc::channel();
+                    self.send_close(disk, vec![image], Box::new(|| ()), ignored);
+                }
+                Event::Unhold { disk }
             }
             What::Detach { on_detached } => {
                 if let Some(waiting) = place.changing.take() {

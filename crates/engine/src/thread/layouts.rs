@@ -32,6 +32,8 @@ pub(crate) struct LayoutParts {
 pub(crate) enum Relay {
     /// The disk begins to move to this image: it becomes target 1. The disk has this size, in bytes.
     Begin { image: OpenedImage, size: u64 },
+    /// The disk's requests wait until the move ends.
+    Pause,
     /// The disk has one image again, that of this target.
     End {
         keep: Target,
@@ -55,7 +57,7 @@ impl Relay {
     pub(super) fn into_closed(self) -> Option<ClosedImage> {
         match self {
             Relay::Begin { image, .. } => Some(ClosedImage::of(image)),
-            Relay::End { .. } => None,
+            Relay::Pause | Relay::End { .. } => None,
         }
     }
 }
@@ -133,9 +135,17 @@ impl IoThread {
     /// Nothing of a disk is in flight, and its requests wait: exchanges what lies below its filters.
     pub(super) fn held(&mut self, disk: DiskId) {
         let place = self.disks[disk.0 as usize].as_mut();
-        let Some(relay) = place.and_then(|place| place.relay.take()) else {
+        let Some(place) = place else { return };
+        let Some(relay) = place.relay.take() else {
             return;
         };
+        place.held = matches!(relay, Relay::Pause);
+        if place.held {
+            if let Some(reply) = place.changing.take() {
+                let _ = reply.send(Ok(()));
+            }
+            return;
+        }
         let tree = self.relay(disk, relay).unwrap_or_else(|error| {
             let place = self.disks[disk.0 as usize].as_mut();
             if let Some(reply) = place.and_then(|place| place.changing.take()) {
@@ -162,6 +172,7 @@ impl IoThread {
                 place.images.replace(disk, Target(1), image, ignored)?;
                 Some(Box::new(Tree::transfer(size)))
             }
+            Relay::Pause => None,
             Relay::End { keep, closed } => {
                 place.images.keep(keep, closed);
                 None

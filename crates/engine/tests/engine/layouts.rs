@@ -475,6 +475,8 @@ fn a_disk_moves_to_another_image_while_it_is_written() {
         states(&disk) == [MemberState::InSync; 2]
     });
     client(&disk).write(0, &all).expect("a write");
+    let whole = disk.pause_transfer(PATIENCE).expect("it pauses");
+    assert!(whole, "the new image has every byte");
     let left = disk
         .end_transfer(Target(1), PATIENCE)
         .expect("the move ends");

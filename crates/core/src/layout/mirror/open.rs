@@ -217,7 +217,7 @@ impl Mirror {
         if let Some(member) = split {
             return self.refuse(cx, Refusal::Split(Target(member)));
         }
-        self.adopt(&newest, needed, |target| current(target));
+        self.adopt(&newest, needed, current);
         self.level(cx, &newest, &states);
     }
 
@@ -315,9 +315,6 @@ impl Mirror {
         }
         for target in each(self.all() & !self.in_sync & !self.readmission.barred) {
             self.readmission.at[usize::from(target.0)] = Some(cx.now());
-        }
-        if !self.zeroed && self.since == [0; MEMBERS_MAX] && self.is_degraded() {
-            return;
         }
         self.readmit_next(cx);
     }
@@ -433,18 +430,20 @@ impl Mirror {
             let member = Target(member);
             return cx.notice(LayoutNotice::RebuildFailed { member, fault });
         }
-        let known = reading.state.filter(|_| !reading.foreign);
         let now = self.state();
-        let Some(state) = known.filter(|state| !state.is_split(&now, member)) else {
+        let split = |state: &State| state.is_split(&now, member);
+        if reading.foreign || reading.state.as_ref().is_some_and(split) {
             // Another disk's, or written without the others: only an order to replace it brings it back.
             self.readmission.barred |= 1 << member;
             let (member, fault) = (Target(member), Fault::Invalid);
             return cx.notice(LayoutNotice::RebuildFailed { member, fault });
-        };
-        let was_in_sync = state.in_sync >> member & 1 == 1;
+        }
         let place = usize::from(member);
-        let until_dropped = (self.until[place]..self.since[place]).contains(&state.sequence);
-        let delta = was_in_sync && until_dropped && !self.overflow;
+        let delta = reading.state.is_some_and(|state| {
+            let was_in_sync = state.in_sync >> member & 1 == 1;
+            let until_dropped = (self.until[place]..self.since[place]).contains(&state.sequence);
+            was_in_sync && until_dropped && !self.overflow
+        });
         self.begin_rebuild(cx, member, !delta);
     }
 
