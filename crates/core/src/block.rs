@@ -129,19 +129,30 @@ pub(crate) fn seal(bytes: &mut [u8; BLOCK]) {
     bytes[CRC_AT..].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// CRC32C (Castagnoli), a byte at a time: blocks are few and small.
+/// CRC32C (Castagnoli), eight bytes at a time: a mirror seals a block for each member whenever its state changes.
+///
+/// # Source
+/// Kounavis and Berry, "Novel Table Lookup-Based Algorithms for High-Performance CRC Generation" (2008): slicing by 8.
 fn crc32c(bytes: &[u8]) -> u32 {
-    let mut sum = !0;
-    for &byte in bytes {
-        let [low, ..] = u32::to_le_bytes(sum);
-        sum = TABLE[usize::from(low ^ byte)] ^ sum >> 8;
+    let (eights, rest) = bytes.as_chunks::<8>();
+    let mut sum: u32 = !0;
+    for &[a, b, c, d, e, f, g, h] in eights {
+        let [p, q, r, s] = (sum ^ u32::from_le_bytes([a, b, c, d])).to_le_bytes();
+        let table = |number: usize, byte: u8| TABLES[7 - number][usize::from(byte)];
+        sum = table(0, p) ^ table(1, q) ^ table(2, r) ^ table(3, s);
+        sum ^= table(4, e) ^ table(5, f) ^ table(6, g) ^ table(7, h);
+    }
+    for &byte in rest {
+        let [low, ..] = sum.to_le_bytes();
+        sum = TABLES[0][usize::from(low ^ byte)] ^ sum >> 8;
     }
     !sum
 }
 
-const TABLE: [u32; 256] = {
-    let mut table = [0; 256];
-    let mut byte = 0;
+/// Table n: what a byte does to the checksum once n bytes of zero have followed it.
+static TABLES: [[u32; 256]; 8] = {
+    let mut tables = [[0; 256]; 8];
+    let mut byte: u32 = 0;
     while byte < 256 {
         let mut sum = byte;
         let mut bit = 0;
@@ -153,10 +164,20 @@ const TABLE: [u32; 256] = {
             };
             bit += 1;
         }
-        table[byte as usize] = sum;
+        tables[0][byte as usize] = sum;
         byte += 1;
     }
-    table
+    let mut number = 1;
+    while number < 8 {
+        let mut byte = 0;
+        while byte < 256 {
+            let sum: u32 = tables[number - 1][byte];
+            tables[number][byte] = tables[0][(sum & 0xff) as usize] ^ sum >> 8;
+            byte += 1;
+        }
+        number += 1;
+    }
+    tables
 };
 
 #[cfg(test)]
@@ -169,6 +190,7 @@ mod tests {
     fn the_checksum_is_castagnolis() {
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
         assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
+        assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);
     }
 
     #[test]

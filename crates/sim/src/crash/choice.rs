@@ -8,6 +8,11 @@ pub trait Choose {
     /// A number below `of`, which is at least 1.
     fn choose(&mut self, of: u32) -> u32;
 
+    /// Whether something happens that ends a run: one way of two, but seldom where choices are drawn.
+    fn seldom(&mut self) -> bool {
+        self.choose(2) == 1
+    }
+
     /// Whether a recorded run has come to its end.
     fn is_over(&self) -> bool {
         false
@@ -88,7 +93,16 @@ impl Choose for RandomChoices {
         self.record.push(choice);
         choice
     }
+
+    fn seldom(&mut self) -> bool {
+        let choice = self.next().is_multiple_of(SELDOM);
+        self.record.push(u32::from(choice));
+        choice
+    }
 }
+
+/// One in so many: about as many steps has a short workload.
+const SELDOM: u64 = 24;
 
 /// Recorded choices. A choice that does not fit is reduced to the bound, so that a shortened record is a run too.
 pub struct RecordedChoices<'a> {

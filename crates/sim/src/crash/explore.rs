@@ -1,6 +1,6 @@
 //! Enumeration: all schedules of short workloads, with a crash at every step.
 //!
-//! A step is a request submitted, an effect performed, or an I/O completed. Each run crashes at one of them, or at its end.
+//! A step is a request submitted or an I/O completed, with all that it causes. Each run crashes at one of them, or at its end.
 //! A write that is not durable then persists whole, in part, or not at all. The disk is read, crashes again, and is read again.
 
 use super::choice::{AllChoices, Choose, RandomChoices, RecordedChoices};
@@ -148,21 +148,20 @@ fn run(world: &mut World, workload: &[GuestRequest], faults: bool, choices: &mut
     let mut requests = workload.iter();
     let mut faults_left = u32::from(faults);
     while world.breach().is_none() {
+        // A crash between effects is like one after them: what they started may persist or not, and answers only add to
+        // what must hold.
+        while world.effects() > 0 && world.breach().is_none() {
+            world.perform();
+        }
         let to_submit = u32::from(requests.len() > 0);
         let in_flight = u32::try_from(world.in_flight()).expect("a workload is short");
-        // The first choice continues the run, the last one crashes the host.
-        let crash = match world.effects() {
-            0 => to_submit + in_flight * (1 + faults_left),
-            _ => 1,
-        };
-        let choice = choices.choose(crash + 1);
-        if choice == crash {
+        let ways = to_submit + in_flight * (1 + faults_left);
+        if ways == 0 || choices.seldom() {
             world.crash(choices);
             break;
         }
-        if world.effects() > 0 {
-            world.perform();
-        } else if choice < to_submit {
+        let choice = choices.choose(ways);
+        if choice < to_submit {
             world.submit(*requests.next().expect("one is left"));
         } else if choice - to_submit < in_flight {
             world.complete((choice - to_submit) as usize, Ok(()));
@@ -190,14 +189,16 @@ fn run(world: &mut World, workload: &[GuestRequest], faults: bool, choices: &mut
 
 /// Opening after the crash goes its way, or is cut off by another crash at any step.
 fn recover(world: &mut World, choices: &mut dyn Choose) {
-    while world.breach().is_none() && world.effects() + world.in_flight() > 0 {
-        if choices.choose(2) == 1 {
+    while world.breach().is_none() {
+        while world.effects() > 0 && world.breach().is_none() {
+            world.perform();
+        }
+        if world.in_flight() == 0 {
+            return;
+        }
+        if choices.seldom() {
             return world.crash_again(choices);
         }
-        if world.effects() > 0 {
-            world.perform();
-        } else {
-            world.complete(0, Ok(()));
-        }
+        world.complete(0, Ok(()));
     }
 }

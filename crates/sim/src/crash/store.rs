@@ -13,14 +13,17 @@
 use super::SECTOR;
 use super::choice::Choose;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 /// One place that I/O is done on.
 #[derive(Clone)]
 pub struct Store {
     /// What a read returns.
-    current: Vec<u8>,
+    current: Pages,
     /// What a crash cannot take away.
-    durable: Vec<u8>,
+    durable: Pages,
+    /// In bytes.
+    size: usize,
     /// By sector: versions newer than the durable one, oldest first, with the number of their write.
     volatile: BTreeMap<u64, Vec<(u64, [u8; SECTOR])>>,
     /// Writes so far.
@@ -55,8 +58,9 @@ impl Store {
     pub fn new(sectors: u64) -> Store {
         let bytes = usize::try_from(sectors).expect("a simulated store is small") * SECTOR;
         Store {
-            current: vec![0; bytes],
-            durable: vec![0; bytes],
+            current: Pages::default(),
+            durable: Pages::default(),
+            size: bytes,
             volatile: BTreeMap::new(),
             writes: 0,
             defects: Defects::default(),
@@ -65,8 +69,8 @@ impl Store {
 
     /// Reads whole sectors.
     pub fn read(&self, offset: u64, into: &mut [u8]) {
-        let from = place(offset);
-        into.copy_from_slice(&self.current[from..from + into.len()]);
+        assert!(place(offset) + into.len() <= self.size, "within the store");
+        self.current.read(offset, into);
         for (sector, bytes) in (offset / SECTOR as u64..).zip(into.chunks_exact_mut(SECTOR)) {
             if self.defects.rots == Some(sector) {
                 bytes[SECTOR / 2] ^= 1;
@@ -76,14 +80,14 @@ impl Store {
 
     /// Completes a write of whole sectors.
     pub fn write(&mut self, offset: u64, bytes: &[u8], fua: bool) {
+        assert!(place(offset) + bytes.len() <= self.size, "within the store");
         self.writes += 1;
         for (sector, bytes) in sectors(offset, bytes) {
             let sector = sector + u64::from(self.defects.misdirects == Some(sector));
-            let at = place(sector * SECTOR as u64);
-            self.current[at..at + SECTOR].copy_from_slice(&bytes);
+            self.current.write(sector, &bytes);
             if fua && !self.defects.fua {
                 self.volatile.remove(&sector);
-                self.durable[at..at + SECTOR].copy_from_slice(&bytes);
+                self.durable.write(sector, &bytes);
             } else {
                 let versions = self.volatile.entry(sector).or_default();
                 versions.push((self.writes, bytes));
@@ -104,8 +108,7 @@ impl Store {
         for (sector, versions) in &mut self.volatile {
             let covered = versions.partition_point(|(write, _)| *write <= mark);
             if let Some((_, bytes)) = versions.drain(..covered).next_back() {
-                let at = place(sector * SECTOR as u64);
-                self.durable[at..at + SECTOR].copy_from_slice(&bytes);
+                self.durable.write(*sector, &bytes);
             }
         }
         self.volatile.retain(|_, versions| !versions.is_empty());
@@ -120,15 +123,27 @@ impl Store {
                 versions.push((self.writes, bytes));
             }
         }
-        let mut remainders: BTreeMap<u64, Remainder> = BTreeMap::new();
-        for (sector, versions) in std::mem::take(&mut self.volatile) {
+        let volatile = std::mem::take(&mut self.volatile);
+        let mut writes: BTreeMap<u64, Volatile> = BTreeMap::new();
+        for (&sector, versions) in &volatile {
+            // What is there already makes no difference.
+            let changes = versions.len() > 1 || !self.durable.has(sector, &versions[0].1);
+            for (write, _) in versions {
+                let write = writes.entry(*write).or_insert(Volatile {
+                    first: sector,
+                    sectors: 0,
+                    changes: false,
+                });
+                write.sectors += 1;
+                write.changes |= changes;
+            }
+        }
+        let decide = |(number, write): (u64, Volatile)| (number, write.remainder(choices));
+        let remainders: BTreeMap<u64, Remainder> = writes.into_iter().map(decide).collect();
+        for (sector, versions) in volatile {
             for (write, bytes) in versions {
-                let remainder = remainders
-                    .entry(write)
-                    .or_insert_with(|| Remainder::choose(sector, choices));
-                if remainder.persists(sector) {
-                    let at = place(sector * SECTOR as u64);
-                    self.durable[at..at + SECTOR].copy_from_slice(&bytes);
+                if remainders[&write].persists(sector) {
+                    self.durable.write(sector, &bytes);
                 }
             }
         }
@@ -146,17 +161,32 @@ enum Remainder {
     Tail(u64),
 }
 
-impl Remainder {
-    /// The remainder of a write whose first sector that is not durable is this one.
-    fn choose(sector: u64, choices: &mut dyn Choose) -> Remainder {
-        match choices.choose(4) {
+/// The sectors of a write that are not durable.
+struct Volatile {
+    first: u64,
+    sectors: u32,
+    /// Whether it matters if they persist.
+    changes: bool,
+}
+
+impl Volatile {
+    fn remainder(&self, choices: &mut dyn Choose) -> Remainder {
+        let ways = match self {
+            Volatile { changes: false, .. } => return Remainder::Whole,
+            // One sector persists or not.
+            Volatile { sectors: 1, .. } => 2,
+            _ => 4,
+        };
+        match choices.choose(ways) {
             0 => Remainder::Whole,
             1 => Remainder::Nothing,
-            2 => Remainder::Head(sector),
-            _ => Remainder::Tail(sector),
+            2 => Remainder::Head(self.first),
+            _ => Remainder::Tail(self.first),
         }
     }
+}
 
+impl Remainder {
     fn persists(&self, sector: u64) -> bool {
         match self {
             Remainder::Whole => true,
@@ -164,6 +194,42 @@ impl Remainder {
             Remainder::Head(first) => sector == *first,
             Remainder::Tail(first) => sector != *first,
         }
+    }
+}
+
+/// Bytes in pages that copies share until one of them changes a page. Pages of zeroes are absent.
+#[derive(Clone, Default)]
+struct Pages(BTreeMap<u64, Rc<[u8; PAGE]>>);
+
+/// Bytes of a page.
+const PAGE: usize = 8 * SECTOR;
+
+impl Pages {
+    fn read(&self, offset: u64, into: &mut [u8]) {
+        for (sector, into) in (offset / SECTOR as u64..).zip(into.chunks_exact_mut(SECTOR)) {
+            match self.sector(sector) {
+                Some(bytes) => into.copy_from_slice(bytes),
+                None => into.fill(0),
+            }
+        }
+    }
+
+    fn sector(&self, sector: u64) -> Option<&[u8]> {
+        let (page, at) = (sector / 8, place(sector % 8) * SECTOR);
+        self.0.get(&page).map(|page| &page[at..at + SECTOR])
+    }
+
+    fn has(&self, sector: u64, bytes: &[u8; SECTOR]) -> bool {
+        self.sector(sector).unwrap_or(&[0; SECTOR]) == bytes
+    }
+
+    fn write(&mut self, sector: u64, bytes: &[u8; SECTOR]) {
+        let (page, at) = (sector / 8, place(sector % 8) * SECTOR);
+        if *bytes == [0; SECTOR] && !self.0.contains_key(&page) {
+            return;
+        }
+        let page = self.0.entry(page).or_insert_with(|| Rc::new([0; PAGE]));
+        Rc::make_mut(page)[at..at + SECTOR].copy_from_slice(bytes);
     }
 }
 
