@@ -104,6 +104,8 @@ pub(crate) struct DiskCore {
     thread: usize,
     /// Of the images of its targets, in order.
     conditions: Mutex<Vec<Arc<Condition>>>,
+    /// Held while the images change, which may wait for I/O in flight.
+    changing_images: Mutex<()>,
     controlled: bool,
     filters: Mutex<Filters>,
     numbers: Arc<Mutex<Vec<bool>>>,
@@ -224,6 +226,7 @@ impl Engine {
         let conditions = images.iter().map(|opened| Arc::clone(&opened.condition));
         let core = Arc::new(DiskCore {
             conditions: Mutex::new(conditions.collect()),
+            changing_images: Mutex::new(()),
             device: Arc::new(VhostDevice::new(id, spec, Arc::clone(&thread.inbox))),
             thread: at,
             controlled: control.is_some(),

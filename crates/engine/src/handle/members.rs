@@ -14,9 +14,7 @@ use crate::thread::layouts::{LayoutParts, Relay, Replace};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
-use tidegate_core::layout::{
-    LayoutOrder, LayoutReport, MAX_TARGETS, MemberState, Members, Refusal, Target,
-};
+use tidegate_core::layout::{LayoutOrder, LayoutReport, MemberState, Members, Refusal, Target};
 use tidegate_core::request::Fault;
 
 /// A disk that was sent to its I/O thread.
@@ -127,24 +125,31 @@ impl Disk {
             .collect()
     }
 
-    /// Gives a member another image, or none; its new I/O goes there at once. The member after the last one is added.
-    /// The old image is closed once it has no I/O in flight, which may take as long as its datastore hangs: the result
-    /// waits for that, if the caller wants to.
+    /// Gives a member another image, or none; its new I/O goes there at once. The old image is closed once it has no
+    /// I/O in flight, which may take as long as its datastore hangs: the result waits for that, if the caller wants to.
     ///
     /// # Errors
-    /// If the image is too small, a mirror has the member in sync and the image is not none, there is no such member, or
-    /// the disk is detached.
+    /// If the image is too small, a mirror has the member in sync and the image is not none, there is no such member, the
+    /// disk moves, or it is detached.
     pub fn set_member(&self, target: Target, image: Option<OpenedImage>) -> Result<OldImage> {
-        let mut conditions = guard(&self.core.conditions);
+        let _alone = guard(&self.core.changing_images);
         let spec = &self.core.device.spec;
-        let size = spec.layout.member_size(self.size(), conditions.len());
+        let (place, members) = (usize::from(target.0), self.members());
+        if self.moves() {
+            let text = "the disk is being moved; replace its image when that has ended";
+            return Err(Error::new(Kind::Busy, text));
+        }
+        if place >= members {
+            let text = format!(
+                "disk {} has no member {place}: it has {members}, counted from 0",
+                spec.name
+            );
+            return Err(Error::new(Kind::NotFound, text));
+        }
+        let size = spec.layout.member_size(self.size(), members);
         let is_away = image.is_none();
         let mut image = image.unwrap_or_else(|| away(size));
-        check_member(&spec.name, target.0.into(), &image, size)?;
-        if usize::from(target.0) >= MAX_TARGETS {
-            let text = format!("a disk has at most {MAX_TARGETS} members");
-            return Err(Error::new(Kind::Invalid, text));
-        }
+        check_member(&spec.name, place, &image, size)?;
         if image.info.size != size {
             image.image.resized(size);
         }
@@ -157,10 +162,7 @@ impl Disk {
             closed,
         };
         self.core.change(What::Image(Box::new(replace)), None)?;
-        match conditions.get_mut(usize::from(target.0)) {
-            Some(place) => *place = condition,
-            None => conditions.push(condition),
-        }
+        guard(&self.core.conditions)[place] = condition;
         Ok(OldImage(old))
     }
 
@@ -189,9 +191,9 @@ impl Disk {
     /// # Errors
     /// If the disk has a layout or moves already, the image is too small, or I/O in flight does not end within `patience`.
     pub fn begin_transfer(&self, image: OpenedImage, patience: Duration) -> Result<()> {
-        let mut conditions = guard(&self.core.conditions);
+        let _alone = guard(&self.core.changing_images);
         let spec = &self.core.device.spec;
-        if !spec.layout.is_plain() || conditions.len() > 1 {
+        if !spec.layout.is_plain() || self.moves() {
             let text =
                 "the disk moves already, or is not one image: replace its members one by one";
             return Err(Error::new(Kind::Invalid, text));
@@ -204,7 +206,7 @@ impl Disk {
         let condition = Arc::clone(&image.condition);
         let begun = self.relay(Relay::Begin { image, size }, patience);
         if begun.is_ok() || self.layout()?.is_some() {
-            conditions.push(condition);
+            guard(&self.core.conditions).push(condition);
             return Ok(());
         }
         begun
@@ -217,7 +219,8 @@ impl Disk {
     /// If the disk does not move, or I/O in flight does not end within `patience`. The caller then ends the move with the old
     /// image.
     pub fn pause_transfer(&self, patience: Duration) -> Result<bool> {
-        self.must_move(Target(0))?;
+        let _alone = guard(&self.core.changing_images);
+        self.must_move()?;
         self.relay(Relay::Pause, patience)?;
         let report = self.layout()?;
         let new = report.and_then(|report| report.members.get(1).copied());
@@ -231,14 +234,16 @@ impl Disk {
     /// If the disk does not move, or I/O in flight does not end within `patience`: then it goes on to move, and the caller
     /// tries again later.
     pub fn end_transfer(&self, keep: Target, patience: Duration) -> Result<OldImage> {
-        let mut conditions = guard(&self.core.conditions);
-        self.must_move(keep)?;
-        if conditions.len() != 2 {
-            return Err(Error::new(Kind::Invalid, "the disk does not move"));
+        let _alone = guard(&self.core.changing_images);
+        self.must_move()?;
+        if keep.0 >= 2 {
+            let text = "a disk that moves has members 0 and 1";
+            return Err(Error::new(Kind::Invalid, text));
         }
         let (closed, old) = channel();
         let ended = self.relay(Relay::End { keep, closed }, patience);
         if ended.is_ok() || self.layout()?.is_none() {
+            let mut conditions = guard(&self.core.conditions);
             conditions.swap(0, keep.0.into());
             conditions.truncate(1);
             return Ok(OldImage(old));
@@ -246,8 +251,13 @@ impl Disk {
         ended.map(|()| OldImage(old))
     }
 
-    fn must_move(&self, keep: Target) -> Result<()> {
-        if self.core.device.spec.layout.is_plain() && keep.0 < 2 {
+    /// Whether it is one image that moves to another.
+    fn moves(&self) -> bool {
+        self.core.device.spec.layout.is_plain() && self.members() == 2
+    }
+
+    fn must_move(&self) -> Result<()> {
+        if self.moves() {
             return Ok(());
         }
         Err(Error::new(Kind::Invalid, "the disk does not move"))

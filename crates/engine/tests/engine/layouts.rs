@@ -234,8 +234,8 @@ fn members_that_do_not_exist_or_do_not_fit_are_not_replaced() {
     let disk = attach(&engine, STRIPE, vec![open(size), open(size), open(size)]);
     for (target, image, says) in [
         (1, open(size - 1), "member 1 of disk disk has"),
-        (4, open(size), "the disk has 3 targets"),
-        (200, open(size), "at most 32 members"),
+        (4, open(size), "has no member 4: it has 3"),
+        (200, open(size), "has no member 200"),
     ] {
         let error = disk
             .set_member(Target(target), image)
@@ -488,6 +488,48 @@ fn a_disk_moves_to_another_image_while_it_is_written() {
     disk.detach(PATIENCE).expect("the disk is detached");
     let [old, new] = [old, new].map(|path| std::fs::read(path).expect("a file"));
     assert!(old == all && new[4096..] == all[4096..] && new[..4096] == [1; 4096]);
+}
+
+#[test]
+fn requests_wait_while_a_move_is_recorded_and_go_on_in_either_image() {
+    let place = tempdir();
+    let engine = engine(1);
+    for keep in [0, 1] {
+        let names = ["old", "new"].map(|name| format!("{name}{keep}"));
+        let paths = names.map(|name| image(place.path(), &name, SIZE));
+        let disk = engine
+            .attach(spec("disk", SIZE), open_file(&paths[0]))
+            .expect("the disk attaches");
+        let not_moving = disk.pause_transfer(PATIENCE);
+        assert!(not_moving.is_err(), "{not_moving:?}");
+        disk.begin_transfer(open_file(&paths[1]), PATIENCE)
+            .expect("the move begins");
+        eventually("all bytes are there", || {
+            states(&disk) == [MemberState::InSync; 2]
+        });
+        assert!(disk.pause_transfer(PATIENCE).expect("the disk is held"));
+        let mut client = client(&disk);
+        let bytes = pattern(0, 3, 65_536);
+        let written = client.send(Op::Write, Flags::FUA, 0, 65_536, &bytes);
+        eventually("the write waits", || {
+            disk.report().expect("a report").waiting == 1
+        });
+        for path in &paths {
+            let before = std::fs::read(path).expect("a file");
+            assert!(before.iter().all(|byte| *byte == 0));
+        }
+        let left = disk.end_transfer(Target(keep), PATIENCE);
+        left.expect("the move ends")
+            .wait(PATIENCE)
+            .expect("the other image is closed");
+        let (answered, outcome) = client.next_answer().expect("the server answers");
+        assert_eq!((answered, outcome.map(drop)), (written, Ok(())));
+        disk.detach(PATIENCE).expect("the disk is detached");
+        let kept = std::fs::read(&paths[usize::from(keep)]).expect("a file");
+        assert!(kept[..65_536] == bytes);
+        let other = std::fs::read(&paths[usize::from(1 - keep)]).expect("a file");
+        assert!(other[..65_536] != bytes);
+    }
 }
 
 #[test]
