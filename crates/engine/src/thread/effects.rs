@@ -31,6 +31,7 @@ impl IoThread {
         }
     }
 
+    #[inline(always)]
     fn perform(&mut self, effect: Effect) {
         match effect {
             Effect::Start {
@@ -57,6 +58,21 @@ impl IoThread {
                 );
             }
             Effect::Answer { token, outcome, .. } => self.answer(token, outcome),
+            Effect::Copy { from, to, len } => {
+                self.cx.buffers.transfer(from, to, bytes(len));
+            }
+            rare => self.perform_rare(rare),
+        }
+    }
+
+    /// Performs an effect that a request of a disk of one image does not have.
+    #[cold]
+    #[inline(never)]
+    fn perform_rare(&mut self, effect: Effect) {
+        match effect {
+            Effect::Start { .. } | Effect::Answer { .. } | Effect::Copy { .. } => {
+                unreachable!("performed above")
+            }
             Effect::SideWrite {
                 disk,
                 filter,
@@ -77,9 +93,6 @@ impl IoThread {
                 offset,
                 block,
             } => self.start_block(disk, target, io, offset, Some(block)),
-            Effect::Copy { from, to, len } => {
-                self.cx.buffers.transfer(from, to, bytes(len));
-            }
             Effect::Sum {
                 disk,
                 io,

@@ -67,6 +67,10 @@ impl Mirror {
                 offset: io.offset,
             };
         }
+        if io.flags.has(Flags::FAST_ONLY) {
+            // Some members may be able to and others not: then they would differ.
+            return Map::Done(Err(Fault::Unsupported));
+        }
         // What a discard leaves could differ between members: zeroes do not.
         let (op, flags) = match io.op {
             request::Op::Discard => (request::Op::WriteZeroes, io.flags.with(Flags::MAY_UNMAP)),
