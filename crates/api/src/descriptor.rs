@@ -115,6 +115,12 @@ pub struct Descriptor {
     /// The upstream's export name, on a datastore of kind `nbd`, if it differs from the disk's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub export: Option<String>,
+    /// The datastore to which it was moved: this descriptor is void, and is removed soon.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moved_to: Option<Name>,
+    /// The datastore from which it is being moved: this descriptor is void unless that one says so, or is gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moved_from: Option<Name>,
     /// How its bytes lie on its members, such as `mirror`. None: a plain disk, which is one image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layout: Option<String>,
@@ -139,6 +145,9 @@ pub struct MemberPlace {
     /// The upstream's export name, on a datastore of kind `nbd`, if it differs from the disk's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub export: Option<String>,
+    /// Whether the member was removed, and its place is empty.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub removed: bool,
 }
 
 impl MemberPlace {
@@ -148,6 +157,7 @@ impl MemberPlace {
             datastore,
             device: None,
             export: None,
+            removed: false,
         }
     }
 }
@@ -417,6 +427,8 @@ impl Descriptor {
             filters: vec!["stats".to_owned()],
             device: None,
             export: None,
+            moved_to: None,
+            moved_from: None,
             layout: None,
             policy: PolicyText::default(),
             members: Vec::new(),

@@ -7,6 +7,7 @@ use utoipa::ToSchema;
 
 use crate::descriptor::{CacheMode, MemberPlace};
 use crate::iocontrol::Admission;
+use crate::layout::{Member, Scrub};
 use crate::name::Name;
 use crate::problem::Problem;
 
@@ -43,6 +44,9 @@ pub struct Disk {
     /// The members of its layout, in order. Empty: a plain disk.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub members: Vec<Member>,
+    /// The comparison of its members that runs, or the last one since it was attached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scrub: Option<Scrub>,
     /// Its filter stack, guest side first.
     pub filters: Vec<String>,
     /// Its I/O control policy.
@@ -94,80 +98,6 @@ pub struct Disk {
     /// What is wrong with it, if anything: a broken descriptor, or why it is wanted but not attached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
-}
-
-/// A member of a disk's layout.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Member {
-    /// Its number in the layout, from 0.
-    pub member: u8,
-    /// Its datastore.
-    pub datastore: Name,
-    /// The block device that is its image, if any.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
-    pub device: Option<PathBuf>,
-    /// The upstream's export name, on a datastore of kind `nbd`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub export: Option<String>,
-    /// The file or device with its bytes, if it has one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
-    pub path: Option<PathBuf>,
-    /// The mirror that it belongs to, in a stripe over mirrors.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mirror: Option<u8>,
-    /// Its size in bytes, with the layout's own data.
-    pub size_bytes: u64,
-    /// Bytes that its image occupies on the datastore, if known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub allocated_bytes: Option<u64>,
-    /// Its state.
-    pub state: MemberState,
-    /// How its image is open while the disk is attached: `direct`, `memory`, ...
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub io: Option<String>,
-    /// Why it is away, if it is.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub problem: Option<Problem>,
-}
-
-/// State of a layout's member.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum MemberState {
-    /// The disk is not attached: only the presence of its image is known.
-    Present,
-    /// It has all acknowledged writes, and is used.
-    InSync,
-    /// It lacks writes, and is being rebuilt.
-    Rebuilding,
-    /// It lacks writes, and is not used.
-    Stale,
-    /// It cannot be reached.
-    Away,
-}
-
-impl MemberState {
-    /// All states.
-    pub const ALL: [MemberState; 5] = [
-        MemberState::Present,
-        MemberState::InSync,
-        MemberState::Rebuilding,
-        MemberState::Stale,
-        MemberState::Away,
-    ];
-
-    /// Its name.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            MemberState::Present => "present",
-            MemberState::InSync => "in-sync",
-            MemberState::Rebuilding => "rebuilding",
-            MemberState::Stale => "stale",
-            MemberState::Away => "away",
-        }
-    }
 }
 
 fn plain() -> String {
@@ -523,6 +453,9 @@ pub struct DiskAttach {
     /// Whether it may be written to while it is attached.
     #[serde(default, skip_serializing_if = "Access::is_as_set")]
     pub access: Access,
+    /// Members to give up: what only they have is lost. For a mirror that is refused because these members are away.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub without: Vec<u8>,
 }
 
 /// Whether an attached disk may be written to.

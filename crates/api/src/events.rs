@@ -130,6 +130,65 @@ pub enum Happening {
         /// Whole days until its end, rounded down: negative once it has expired.
         days_left: i64,
     },
+    /// A disk no longer uses a member: it failed, or was ordered away.
+    MemberDropped {
+        /// The disk.
+        disk: Name,
+        /// The member's number.
+        member: u8,
+        /// Why.
+        why: String,
+    },
+    /// A member lacks writes, and is being rebuilt.
+    MemberRebuilding {
+        /// The disk.
+        disk: Name,
+        /// The member's number.
+        member: u8,
+        /// Bytes to copy.
+        total_bytes: u64,
+    },
+    /// A member has all bytes again.
+    MemberRebuilt {
+        /// The disk.
+        disk: Name,
+        /// The member's number.
+        member: u8,
+    },
+    /// The rebuild of a member has failed. It is tried again later.
+    MemberRebuildFailed {
+        /// The disk.
+        disk: Name,
+        /// The member's number.
+        member: u8,
+        /// Why.
+        why: String,
+    },
+    /// A disk has lost all members that had its bytes.
+    MembersLost {
+        /// The disk.
+        disk: Name,
+    },
+    /// A comparison of a disk's members has ended.
+    Scrubbed {
+        /// The disk.
+        disk: Name,
+        /// Bytes of the disk that were compared.
+        compared_bytes: u64,
+        /// Pieces of 64 KiB in which members differed.
+        different: u64,
+        /// Of these, the pieces that were made equal.
+        repaired: u64,
+        /// Pieces that a member could not read.
+        unreadable: u64,
+    },
+    /// A disk was moved from one datastore to another.
+    DiskMoved {
+        /// The disk.
+        disk: Name,
+        /// The datastore that it was on.
+        from: Name,
+    },
     /// Events were lost because the queue was full.
     Missed {
         /// The number of lost events.
@@ -170,6 +229,13 @@ impl Happening {
             Happening::Trouble { .. } => "trouble",
             Happening::TroubleOver => "trouble-over",
             Happening::Certificate { .. } => "certificate",
+            Happening::MemberDropped { .. } => "member-dropped",
+            Happening::MemberRebuilding { .. } => "member-rebuilding",
+            Happening::MemberRebuilt { .. } => "member-rebuilt",
+            Happening::MemberRebuildFailed { .. } => "member-rebuild-failed",
+            Happening::MembersLost { .. } => "members-lost",
+            Happening::Scrubbed { .. } => "scrubbed",
+            Happening::DiskMoved { .. } => "disk-moved",
             Happening::Missed { .. } => "missed",
         }
     }

@@ -22,6 +22,7 @@ pub mod explain;
 pub mod group;
 pub mod iocontrol;
 pub mod job;
+pub mod layout;
 pub mod name;
 pub mod problem;
 pub mod routes;

@@ -17,6 +17,7 @@ use crate::events::{Event, EventList};
 use crate::explain::Explanation;
 use crate::group::{Group, GroupList, GroupSet};
 use crate::job::{DiskExport, DiskImport, Job, JobList};
+use crate::layout::{DiskMove, DiskScrub, MemberAdd, MemberList};
 use crate::stats::{DiskStats, Sample};
 use crate::status::Status;
 
@@ -146,6 +147,18 @@ routes! {
     DISK: Get "/v1/disks/{name}", Nothing => Disk;
     /// Changes a disk.
     DISK_SET: Patch "/v1/disks/{name}", DiskSet => Disk;
+    /// The members of a disk.
+    DISK_MEMBERS: Get "/v1/disks/{name}/members", Nothing => MemberList;
+    /// Gives a disk a member in an empty place.
+    DISK_MEMBER_ADD: Post "/v1/disks/{name}/members", MemberAdd => Job;
+    /// Replaces a member of a disk.
+    DISK_MEMBER_REPLACE: Post "/v1/disks/{name}/members/{member}/replace", MemberAdd => Job;
+    /// Removes a member of a disk and its data.
+    DISK_MEMBER_REMOVE: Delete "/v1/disks/{name}/members/{member}", Nothing => Nothing;
+    /// Compares the members of a disk.
+    DISK_SCRUB: Post "/v1/disks/{name}/scrub", DiskScrub => Job;
+    /// Moves a disk to another datastore.
+    DISK_MOVE: Post "/v1/disks/{name}/move", DiskMove => Job;
     /// Deletes a disk and its data.
     DISK_DELETE: Delete "/v1/disks/{name}", Nothing => Nothing;
     /// Attaches a disk.

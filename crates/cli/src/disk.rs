@@ -23,8 +23,11 @@ mod create;
 mod delete;
 mod image;
 mod layout;
+mod member;
 mod policy;
+mod relocate;
 mod resize;
+mod scrub;
 mod set;
 mod snippet;
 mod spool;
@@ -43,6 +46,10 @@ pub(crate) enum Disk {
     Import(image::Import),
     Export(image::Export),
     Snippet(snippet::Snippet),
+    #[command(subcommand)]
+    Member(member::Member),
+    Scrub(scrub::Scrub),
+    Move(relocate::Move),
 }
 
 impl Disk {
@@ -60,6 +67,9 @@ impl Disk {
             Disk::Import(verb) => verb.run(session),
             Disk::Export(verb) => verb.run(session),
             Disk::Snippet(verb) => verb.run(session),
+            Disk::Member(verb) => verb.run(session),
+            Disk::Scrub(verb) => verb.run(session),
+            Disk::Move(verb) => verb.run(session),
         }
     }
 }
@@ -317,6 +327,7 @@ impl Shown for Answer {
                         .join("\n")
                 }),
             ),
+            ("scrub", self.scrub.as_ref().map(layout::scrub)),
             ("guest faults", guest_faults(self)),
             ("upstream", self.upstream.and_then(upstream)),
             ("problem", self.problem.as_ref().map(sentences)),

@@ -102,6 +102,21 @@ pub(crate) fn follow(
     outcome(job)
 }
 
+/// Follows a job until it is over and says `done`, or only shows it.
+pub(crate) fn follow_unless(
+    session: &Session,
+    client: &Client,
+    job: Answer,
+    no_wait: bool,
+    done: &str,
+) -> Result<(), Failure> {
+    if no_wait {
+        return session.console.show(&job);
+    }
+    let job = follow(client, &session.console, job)?;
+    session.console.done(&job, done)
+}
+
 fn outcome(job: Answer) -> Result<Answer, Failure> {
     match job.state {
         JobState::Running | JobState::Done => Ok(job),

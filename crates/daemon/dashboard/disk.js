@@ -33,6 +33,8 @@ export class DiskPage {
     this.heat = new Heat("Latency distribution", time);
     this.ops = h("tbody", {});
     this.filters = h("ol", { class: "filters" });
+    this.layout = h("ul", { class: "members" });
+    this.layoutCard = h("section", { class: "card", "aria-labelledby": "h-layout", hidden: true }, h("h2", { id: "h-layout" }, "Layout"), this.layout);
     this.facts = h("dl", { class: "facts" });
     this.form = new PolicyForm(name, (disk) => this.#show(disk));
     // What only the host knows that serves it.
@@ -48,7 +50,7 @@ export class DiskPage {
     main.append(
       h("div", { class: "title" }, h("h1", {}, `Disk ${name}`), this.badge), this.where,
       h("section", { class: "card", "aria-label": "What limits it" }, this.because, this.remedy, this.partBar, this.partList, this.notes),
-      ...this.measured, this.form.node,
+      ...this.measured, this.layoutCard, this.form.node,
       h("section", { class: "card", "aria-labelledby": "h-filters" }, h("h2", { id: "h-filters" }, "Filters, top first"), this.filters, this.facts));
     this.observer = watchWidth(this.partBar.parentElement, (width) => { this.width = width - 36; if (this.parts) bar(this.partBar, this.width, 22, this.parts); });
     this.#describe().then(() => this.#past());
@@ -98,6 +100,7 @@ export class DiskPage {
       say(this.because, disk.problem ? sentence([disk.problem.what, ...(disk.problem.why || [])].join(": ")) : "It is not attached, so guests and clients cannot use it.");
       say(this.remedy, disk.problem?.remedy || `tidegate disk attach ${this.name}`);
     }
+    this.#members(disk);
     const filters = disk.filters.map((filter) => h("li", {}, h("code", {}, filter)));
     this.filters.replaceChildren(...(filters.length ? filters : [h("li", { class: "muted" }, "none")]));
     const facts = {
@@ -106,6 +109,26 @@ export class DiskPage {
     };
     this.facts.replaceChildren(...Object.entries(facts).filter(([, text]) => text)
       .map(([term, text]) => h("div", {}, h("dt", {}, term), h("dd", {}, text))));
+  }
+
+  /** The layout as a tree: mirrors of a stripe, and their members with their states. */
+  #members(disk) {
+    const members = disk.members || [];
+    this.layoutCard.hidden = members.length === 0;
+    const state = (member) => {
+      const done = member.rebuild ? `, ${percent(member.rebuild.copied_bytes / Math.max(1, member.rebuild.total_bytes))} of ${bytes(member.rebuild.total_bytes)}` : "";
+      const look = { "in-sync": "", rebuilding: "↻ ", stale: "⚠ ", away: "⚠ " }[member.state] || "";
+      return `${look}${member.state.replace("-", " ")}${done}`;
+    };
+    const one = (member) => h("li", { "data-state": member.state },
+      `member ${member.member} on `, h("a", { href: `#/datastore/${encodeURIComponent(member.datastore)}` }, member.datastore), `: ${state(member)}`,
+      member.faults_total ? `, ${count(member.faults_total)} failed I/Os` : "",
+      member.problem ? h("p", { class: "muted" }, sentence([member.problem.what, ...(member.problem.why || [])].join(": "))) : "");
+    const mirrors = [...new Set(members.map((member) => member.mirror))];
+    const below = mirrors.length < 2 ? members.map(one)
+      : mirrors.map((mirror) => h("li", {}, `mirror ${mirror}`, h("ul", { class: "members" }, members.filter((member) => member.mirror === mirror).map(one))));
+    const scrub = disk.scrub ? [h("li", { class: "muted" }, `${disk.scrub.running ? "comparing members" : "members compared"}: ${bytes(disk.scrub.compared_bytes)} of ${bytes(disk.scrub.total_bytes)}, ${count(disk.scrub.different)} differences, ${count(disk.scrub.repaired)} repaired`)] : [];
+    this.layout.replaceChildren(h("li", {}, disk.layout, h("ul", { class: "members" }, below)), ...scrub);
   }
 
   /** What is measured is shown while it is: what the disk did before it was detached is not what it does. */

@@ -9,6 +9,7 @@ pub(crate) mod formats;
 pub(crate) mod image_file;
 pub(crate) mod import;
 pub(crate) mod jobs;
+pub(crate) mod notices;
 pub(crate) mod snippet;
 pub(crate) mod upstream_exports;
 pub(crate) mod watch;

@@ -23,7 +23,7 @@ use tidegate_engine::datastore::condition::Harm;
 use tidegate_engine::datastore::{OpenedImage, dir, emulated, memory, nbd as upstream, null};
 use tidegate_engine::lease::{Lease, Watch};
 use tidegate_engine::{
-    Control, DiskReading, DiskSpec, Engine, Kind, LayoutOptions, Settings, UnderControl, control,
+    Control, DiskReading, DiskSpec, Engine, Kind, Settings, UnderControl, control,
 };
 
 use crate::clock;
@@ -33,10 +33,12 @@ use crate::os_error::limits;
 use crate::os_error::{self, Outcome};
 
 mod joined;
+mod orders;
 mod refusals;
 
 use joined::Joined;
-pub(crate) use joined::MemberIo;
+pub(crate) use joined::{Described, MemberIo};
+pub(crate) use orders::{Keep, OldMember};
 
 /// The NBD protocol types of the engine.
 pub(crate) mod nbd {
@@ -174,7 +176,7 @@ impl Host {
             seg_max: plan.seg_max,
             filters: plan.filters.clone(),
             layout: plan.layout,
-            layout_options: LayoutOptions::default(),
+            layout_options: plan.layout_options.clone(),
             control,
         };
         let (images, seen) = joined::take_apart(plan, opened);
@@ -438,18 +440,19 @@ impl Disk {
     }
 
     /// Why it is no longer written to, if another host may have it.
-    pub(crate) fn lost(&self) -> Option<&str> {
-        let mut lost = self.seen.watches.iter().map(Watch::lost);
+    pub(crate) fn lost(&self) -> Option<String> {
+        let watches = self.seen.watches();
+        let mut lost = watches.iter().map(Watch::lost);
         match self.seen.is_redundant {
             // While a member is left, the layout writes to that.
             true if lost.clone().any(|lost| lost.is_none()) => None,
-            _ => lost.find_map(|lost| lost),
+            _ => lost.find_map(|lost| lost).map(str::to_owned),
         }
     }
 
     /// How its members are open, in the layout's order. None: away.
-    pub(crate) fn members(&self) -> &[Option<MemberIo>] {
-        &self.seen.members
+    pub(crate) fn members(&self) -> Vec<Option<MemberIo>> {
+        self.seen.members()
     }
 
     /// The worst failure of its image so far, if any.
@@ -461,7 +464,7 @@ impl Disk {
     pub(crate) fn claim(&self) -> LeaseState {
         match self.lost() {
             Some(_) => LeaseState::Lost,
-            None if self.seen.watches.iter().any(Watch::is_waiting) => LeaseState::Waits,
+            None if self.seen.watches().iter().any(Watch::is_waiting) => LeaseState::Waits,
             None => LeaseState::Held,
         }
     }
@@ -499,9 +502,10 @@ impl Disk {
 
     /// State of its upstream connection, if it has one.
     pub(crate) fn upstream(&self) -> Option<UpstreamCounts> {
-        let counts = self.seen.upstream.iter();
+        let upstreams = self.seen.upstreams();
+        let counts = upstreams.iter();
         let sum = |which: fn(&upstream::Counts) -> u64| counts.clone().map(|c| which(c)).sum();
-        (!self.seen.upstream.is_empty()).then(|| UpstreamCounts {
+        (!upstreams.is_empty()).then(|| UpstreamCounts {
             lost_total: sum(|c| c.lost.load(Relaxed)),
             violations_total: sum(|c| c.violations.load(Relaxed)),
             silent_total: sum(|c| c.silent.load(Relaxed)),

@@ -4,6 +4,7 @@ pub(crate) mod counters;
 pub(crate) mod dashboard;
 pub(crate) mod events;
 pub(crate) mod explain;
+pub(crate) mod layouts;
 pub(crate) mod log;
 pub(crate) mod metrics;
 pub(crate) mod monitor;

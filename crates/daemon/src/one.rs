@@ -362,6 +362,7 @@ fn plan(options: &OneOptions) -> Outcome<DiskPlan> {
         seg_max: options.seg_max,
         filters: filters::stack(&options.filters, options.name.as_str(), traced)?,
         layout: LayoutSpec::Plain,
+        layout_options: Default::default(),
         members: vec!["here".to_owned()],
         image,
     })

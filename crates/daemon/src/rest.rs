@@ -38,6 +38,7 @@ mod events;
 mod explain;
 mod groups;
 mod jobs;
+mod layouts;
 mod stats;
 
 /// The largest request body: far more than any command needs.
@@ -57,6 +58,7 @@ fn routes() -> Routes {
         .merge(datastores::routes())
         .merge(disks::routes())
         .merge(groups::routes())
+        .merge(layouts::routes())
         .merge(jobs::routes())
         .merge(stats::routes())
         .merge(explain::routes())

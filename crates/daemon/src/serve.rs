@@ -180,6 +180,7 @@ async fn live(prepared: Prepared) -> Outcome<()> {
     }
     tokio::spawn(monitor::keep(Arc::clone(&daemon.monitor)));
     tokio::spawn(monitor::listen(Arc::clone(&daemon.monitor)));
+    tokio::spawn(monitor::listen_to_layouts(Arc::clone(&daemon.monitor)));
     tokio::spawn(monitor::watch_certificates(Arc::clone(&daemon.monitor)));
     remove_leftovers(&disk_service);
     daemon.set_state(State::Serving);
@@ -198,6 +199,7 @@ async fn live(prepared: Prepared) -> Outcome<()> {
         () = notify::watchdog() => {}
         () = watch::watch(Arc::clone(&disk_service)) => {}
         () = disk_service::attach_missing(Arc::clone(&disk_service)) => {}
+        () = disk_service::return_members(Arc::clone(&disk_service)) => {}
     }
     stop(&daemon, &ours, answering, signals).await
 }

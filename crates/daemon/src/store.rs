@@ -43,8 +43,8 @@ mod drafts;
 mod home;
 mod members;
 
-pub(crate) use contents::is_disks_folder;
-pub(crate) use disks::{Found, Identity};
+pub(crate) use contents::{DESCRIPTOR, is_disks_folder};
+pub(crate) use disks::{Found, Identity, NewFolder, Unpublished};
 pub(crate) use home::{COMMON, mark_file, mark_of};
 
 /// The largest state file that is read.

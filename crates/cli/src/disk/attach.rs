@@ -27,7 +27,8 @@ Examples:
   tidegate disk attach web1 -o json | jq -r .nbd_uri
   tidegate disk attach web1 --force-takeover
   tidegate disk attach raw1 --accept-paths=/dev/nvme0n1p3
-  tidegate disk attach web1 --read-only")]
+  tidegate disk attach web1 --read-only
+  tidegate disk attach db1 --without 1")]
 pub(crate) struct Attach {
     /// The disk
     #[arg(add = complete::disks())]
@@ -55,6 +56,13 @@ pub(crate) struct Attach {
     #[arg(long)]
     read_only: bool,
 
+    /// Give up this member of a mirrored disk: what only this member has is lost; can be given several times
+    ///
+    /// Use it if the disk is refused because a member is away that will not come back. If it comes back, it is rebuilt from
+    /// the others.
+    #[arg(long, value_name = "MEMBER")]
+    without: Vec<u8>,
+
     #[command(flatten)]
     consent: Consent,
 }
@@ -64,6 +72,13 @@ impl Attach {
     pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
         let name = self.name.as_str();
         let client = session.client()?;
+        if !self.without.is_empty() {
+            let members: Vec<_> = self.without.iter().map(u8::to_string).collect();
+            self.consent.obtain(&format!(
+                "disk {name} will lose all data that only these members have: {}",
+                members.join(", ")
+            ))?;
+        }
         let takeover = if self.force_takeover {
             self.consent.obtain(&format!(
                 "if the host that had disk {name} still runs and reaches the datastore, the disk's data will be destroyed"
@@ -92,6 +107,7 @@ impl Attach {
             outside,
             accepted_paths,
             access,
+            without: self.without,
         };
         let disk = client.order(routes::DISK_ATTACH, &[name], &order)?;
         let next = format!("use it: tidegate disk snippet {name} --for qemu");

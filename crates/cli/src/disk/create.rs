@@ -196,7 +196,7 @@ impl Create {
 }
 
 /// A member whose device has an absolute path.
-fn absolute(mut member: MemberPlace) -> Result<MemberPlace, Failure> {
+pub(super) fn absolute(mut member: MemberPlace) -> Result<MemberPlace, Failure> {
     if let Some(path) = &member.device {
         let path = std::path::absolute(path).map_err(|e| {
             Failure::io(

@@ -1,8 +1,10 @@
 //! A disk's layout as it is shown: a tree of its members.
 
-use tidegate_api::disk::{Disk, Member, MemberState};
+use tidegate_api::disk::Disk;
+use tidegate_api::layout::{Member, MemberState, Scrub};
 
 use crate::failure::sentences;
+use crate::figures;
 
 /// Whether a redundant disk runs without one of its members.
 pub(super) fn is_degraded(disk: &Disk) -> bool {
@@ -60,20 +62,64 @@ fn branch(lines: &mut Vec<String>, members: &[Member], indent: &str) {
 }
 
 fn line(member: &Member) -> String {
-    let place = match (&member.path, &member.export) {
-        (Some(path), _) => format!(" {}", path.display()),
-        (None, Some(export)) => format!(" export {export}"),
-        (None, None) => String::new(),
-    };
     let number = member.member;
+    let place = place(member).map_or_else(String::new, |place| format!(" {place}"));
+    let rebuilt = rebuilt(member).map_or_else(String::new, |rebuilt| format!(", {rebuilt}"));
+    let state = state(member.state);
     format!(
-        "member {number} on {}{place}: {}",
-        member.datastore,
-        state(member.state)
+        "member {number} on {}{place}: {state}{rebuilt}",
+        member.datastore
     )
 }
 
-fn state(state: MemberState) -> &'static str {
+/// Where a member is on its datastore.
+pub(super) fn place(member: &Member) -> Option<String> {
+    match (&member.path, &member.export) {
+        (Some(path), _) => Some(path.display().to_string()),
+        (None, Some(export)) => Some(format!("export {export}")),
+        (None, None) => None,
+    }
+}
+
+/// How far a member's rebuild is.
+pub(super) fn rebuilt(member: &Member) -> Option<String> {
+    let rebuild = member.rebuild?;
+    let percent = match rebuild.total_bytes {
+        0 => 100,
+        total => u128::from(rebuild.copied_bytes) * 100 / u128::from(total),
+    };
+    let total = figures::bytes(rebuild.total_bytes);
+    Some(format!("{percent} % of {total}"))
+}
+
+/// The result of a scrub, or how far it is.
+pub(super) fn scrub(scrub: &Scrub) -> String {
+    let of = figures::bytes(scrub.total_bytes);
+    let mut parts = vec![match scrub.running {
+        true => format!(
+            "comparing, {} of {of} done",
+            figures::bytes(scrub.compared_bytes)
+        ),
+        false => format!("{} of {of} compared", figures::bytes(scrub.compared_bytes)),
+    }];
+    parts.push(match (scrub.different, scrub.first_difference_bytes) {
+        (0, _) => "no differences".to_owned(),
+        (different, None) => format!("{different} pieces of 64 KiB differed"),
+        (different, Some(at)) => {
+            format!("{different} pieces of 64 KiB differed, the first at byte {at}")
+        }
+    });
+    if scrub.different > 0 {
+        parts.push(format!("{} were repaired", scrub.repaired));
+    }
+    if scrub.unreadable > 0 {
+        parts.push(format!("{} pieces could not be read", scrub.unreadable));
+    }
+    parts.join(", ")
+}
+
+/// A member's state in words.
+pub(super) fn state(state: MemberState) -> &'static str {
     match state {
         MemberState::InSync => "in sync",
         other => other.as_str(),
@@ -96,6 +142,9 @@ mod tests {
             size_bytes: 1,
             allocated_bytes: None,
             state,
+            rebuild: None,
+            in_flight: None,
+            faults_total: None,
             io: None,
             problem: None,
         }

@@ -24,6 +24,7 @@ mod guest_resize;
 mod hints;
 mod hosts;
 mod io_control;
+mod layouts;
 mod leases;
 mod limits;
 mod migration;

@@ -18,6 +18,7 @@ use tidegate_api::problem::Problem;
 use tidegate_api::units::Span;
 use tidegate_core::governor::name::LONGEST;
 use tidegate_core::layout::LayoutSpec;
+use tidegate_engine::LayoutOptions;
 
 use crate::config::root::Root;
 use crate::os_error::{self, Outcome};
@@ -357,7 +358,7 @@ pub(crate) enum ImagePlan {
 }
 
 /// The settings of an attached disk.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub(crate) struct DiskPlan {
     pub(crate) name: String,
     pub(crate) uuid: [u8; 16],
@@ -371,6 +372,7 @@ pub(crate) struct DiskPlan {
     pub(crate) filters: filters::Stack,
     /// How its bytes lie on its members.
     pub(crate) layout: LayoutSpec,
+    pub(crate) layout_options: LayoutOptions,
     /// Where its members are, in words. A plain disk has one.
     pub(crate) members: Vec<String>,
     /// The image of a plain disk.
@@ -405,6 +407,7 @@ pub(crate) fn disk(found: &Found) -> Outcome<DiskPlan> {
             filters::traced(&found.descriptor),
         )?,
         layout: layout::of(&found.descriptor)?,
+        layout_options: LayoutOptions::default(),
         members: match found.descriptor.members.as_slice() {
             [] => vec![found.datastore.to_string()],
             members => members.iter().map(ToString::to_string).collect(),

@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use tidegate_api::descriptor::{Descriptor, PolicyText};
@@ -17,6 +17,7 @@ use tidegate_api::iocontrol::Admission;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::iocontrol::Policy;
+use tidegate_core::layout::{LayoutOrder, LayoutReport};
 use tidegate_core::units::Time;
 use tidegate_engine::datastore::condition::Harm;
 use tokio::sync::Notify;
@@ -37,13 +38,22 @@ use crate::os_error::{self, Outcome};
 /// One attached disk.
 pub(crate) struct Attached {
     name: Name,
+    /// The datastore that it was attached on, whose control it is under.
     datastore: Name,
+    /// The datastores that it was moved to since.
+    moves: OnceLock<Box<Moved>>,
     disk: host::Disk,
     attached: Time,
     listener: Mutex<Option<VhostListener>>,
     clients: Arc<Mutex<Clients>>,
     standing: Mutex<Option<Standing>>,
     settling: Mutex<()>,
+}
+
+/// A move of an attached disk, and the next one. A list, so that names stay valid for those who read them.
+struct Moved {
+    to: Name,
+    next: OnceLock<Box<Moved>>,
 }
 
 /// The settings and state of a disk now. A disk that is served without a root has none.
@@ -68,6 +78,8 @@ pub(crate) struct Standing {
 /// A file or device that a disk has open.
 #[derive(Clone, Debug)]
 pub(crate) struct OpenImage {
+    /// The number of the member.
+    pub(crate) member: usize,
     pub(crate) datastore: Name,
     pub(crate) path: PathBuf,
     pub(crate) identity: Identity,
@@ -111,6 +123,7 @@ impl Attached {
         Arc::new(Attached {
             name,
             datastore,
+            moves: OnceLock::new(),
             disk,
             attached: clock::now(),
             listener: Mutex::default(),
@@ -155,8 +168,42 @@ impl Attached {
     }
 
     /// How its members are open, in the layout's order. None: away.
-    pub(crate) fn members(&self) -> &[Option<host::MemberIo>] {
+    pub(crate) fn members(&self) -> Vec<Option<host::MemberIo>> {
         self.disk.members()
+    }
+
+    /// The state of its layout. None: it is plain, or being detached.
+    pub(crate) fn layout(&self) -> Option<LayoutReport> {
+        self.disk.layout()
+    }
+
+    /// Gives its layout an order.
+    pub(crate) fn order(&self, order: LayoutOrder) -> Outcome<()> {
+        self.disk.order(order)
+    }
+
+    /// Gives a member another image, or none.
+    pub(crate) fn set_member(
+        &self,
+        member: usize,
+        opened: Option<host::Opened>,
+        image: Option<OpenImage>,
+        export: Option<ExportInUse>,
+    ) -> Outcome<host::OldMember> {
+        let old = self.disk.set_member(member, opened)?;
+        let ended = self.standing(|standing| {
+            standing.images.retain(|image| image.member != member);
+            standing.images.extend(image);
+            let others = std::mem::take(&mut standing.exports);
+            let (ended, kept): (Vec<_>, Vec<_>) = others
+                .into_iter()
+                .partition(|export| export.member() == member);
+            standing.exports = kept;
+            ended
+        });
+        drop(ended);
+        self.standing(|standing| standing.exports.extend(export));
+        Ok(old)
     }
 
     /// Whether it rejects all writes.
@@ -248,7 +295,59 @@ impl Attached {
 
     /// The datastore that it is on.
     pub(crate) fn datastore(&self) -> &Name {
+        let (mut on, mut moves) = (&self.datastore, &self.moves);
+        while let Some(moved) = moves.get() {
+            (on, moves) = (&moved.to, &moved.next);
+        }
+        on
+    }
+
+    /// The datastore whose I/O control it is under: the one that it was attached on.
+    pub(crate) fn control_datastore(&self) -> &Name {
         &self.datastore
+    }
+
+    /// Records that it is on another datastore now, with its descriptor and image there.
+    pub(crate) fn has_moved(
+        &self,
+        to: &Name,
+        descriptor: Descriptor,
+        path: PathBuf,
+        image: Option<OpenImage>,
+        exports: Vec<ExportInUse>,
+    ) {
+        let ended = self.standing(|standing| {
+            standing.descriptor = descriptor;
+            standing.path = path;
+            standing.stamp = None;
+            standing.images = image.into_iter().collect();
+            std::mem::replace(&mut standing.exports, exports)
+        });
+        drop(ended);
+        let mut moves = &self.moves;
+        while let Some(moved) = moves.get() {
+            moves = &moved.next;
+        }
+        // Only the holder of the disk's claim moves it.
+        let _ = moves.set(Box::new(Moved {
+            to: to.clone(),
+            next: OnceLock::new(),
+        }));
+    }
+
+    /// Begins to move it to another image: each write goes to both from now on.
+    pub(crate) fn begin_transfer(&self, to: host::Opened) -> Outcome<host::Described> {
+        self.disk.begin_transfer(to)
+    }
+
+    /// Holds its requests until its move ends. Fails unless the new image has every byte.
+    pub(crate) fn pause_transfer(&self) -> Outcome<()> {
+        self.disk.pause_transfer()
+    }
+
+    /// Ends a move: the disk has only the image that it had, or only the new one.
+    pub(crate) fn end_transfer(&self, keep: &host::Keep) -> Outcome<host::OldMember> {
+        self.disk.end_transfer(keep)
     }
 
     /// When it was attached.
@@ -287,7 +386,7 @@ impl Attached {
     }
 
     /// Why it is no longer written to, if another host may have it.
-    pub(crate) fn lost(&self) -> Option<&str> {
+    pub(crate) fn lost(&self) -> Option<String> {
         self.disk.lost()
     }
 

@@ -87,6 +87,12 @@ impl Progress {
         self.copied.fetch_add(bytes, Relaxed);
     }
 
+    /// Sets how many bytes are done, for work that counts them itself.
+    pub(crate) fn is_at(&self, done: u64) {
+        self.done.store(done, Relaxed);
+        self.copied.store(done, Relaxed);
+    }
+
     /// Adds bytes that needed no copy because they were a hole.
     pub(crate) fn skipped(&self, bytes: u64) {
         self.done.fetch_add(bytes, Relaxed);

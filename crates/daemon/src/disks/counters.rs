@@ -1,6 +1,7 @@
 //! Snapshots of an attached disk: its counters, clients and settings at one time.
 
 use tidegate_api::disk::{RingCounts, UpstreamCounts};
+use tidegate_api::layout::MemberState;
 use tidegate_api::name::Name;
 use tidegate_core::filter::stats::StatsReport;
 use tidegate_core::units::Time;
@@ -35,6 +36,18 @@ pub(crate) struct AttachedMoment {
     pub(crate) has_problem: bool,
     pub(crate) rings: RingCounts,
     pub(crate) upstream: Option<UpstreamCounts>,
+    /// The members of its layout, if it has one.
+    pub(crate) members: Vec<MemberMoment>,
+}
+
+/// The current state of a member.
+#[derive(Clone, Debug)]
+pub(crate) struct MemberMoment {
+    pub(crate) member: usize,
+    pub(crate) datastore: Name,
+    pub(crate) state: MemberState,
+    /// Bytes that are left to copy to it, while it is rebuilt.
+    pub(crate) left_bytes: Option<u64>,
 }
 
 /// Numbers of clients that are connected to a disk.

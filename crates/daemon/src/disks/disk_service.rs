@@ -24,6 +24,7 @@ use crate::control::Controls;
 use crate::disks::attached::{Attached, AttachedDisks};
 use crate::disks::counters::AttachedMoment;
 use crate::disks::jobs::Jobs;
+use crate::disks::notices::Notices;
 use crate::disks::snippet;
 use crate::disks::upstream_exports::UpstreamExports;
 use crate::files;
@@ -44,16 +45,20 @@ mod groups;
 mod images;
 mod layouts;
 mod leases;
+mod member_return;
 mod members;
+mod orders;
 mod path_allowlist;
 mod policy;
 mod queue;
+mod relocate;
 mod remote_changes;
 mod timed_scan;
 mod transfer;
 
 pub(crate) use attach::PARTING;
 pub(crate) use attach_retry::attach_missing;
+pub(crate) use member_return::return_members;
 
 /// See the module.
 pub(crate) struct DiskService {
@@ -75,6 +80,9 @@ pub(crate) struct DiskService {
     /// The exports of NBD servers that attached disks use.
     exports: UpstreamExports,
     claims: Arc<Claims>,
+    notices: Arc<Notices>,
+    /// When absent members may be tried again.
+    returns: Mutex<member_return::Returns>,
     /// How long a detach waits before it gives up: [`PARTING`], except in tests.
     parting: Duration,
     /// The reasons why wanted disks are not attached.
@@ -114,6 +122,8 @@ impl DiskService {
             nbd_socket,
             exports: UpstreamExports::default(),
             claims: Arc::default(),
+            notices: Arc::default(),
+            returns: Mutex::default(),
             parting: PARTING,
             troubles: Mutex::default(),
             tried: Mutex::default(),
@@ -136,6 +146,11 @@ impl DiskService {
     /// The governors that run now.
     pub(crate) fn controls(&self) -> &Controls {
         &self.controls
+    }
+
+    /// What the layouts of attached disks report.
+    pub(crate) fn notices(&self) -> &Arc<Notices> {
+        &self.notices
     }
 
     /// The jobs.
@@ -204,15 +219,17 @@ impl DiskService {
         let describe = |(name, found): (Name, Outcome<(Option<u64>, Found)>)| {
             let wanted = wanted.contains_key(&name);
             match found {
-                Ok((allocated, found)) => self.describe_weighed(&found, allocated, wanted),
+                // It is listed where it was moved to.
+                Ok((_, found)) if found.descriptor.moved_to.is_some() => None,
+                Ok((allocated, found)) => Some(self.describe_weighed(&found, allocated, wanted)),
                 Err(problem) => {
                     let live = attached.iter().find(|live| *live.name() == name);
-                    live.and_then(|live| self.held(live, &problem))
-                        .unwrap_or_else(|| unreadable(&name, datastore, wanted, problem))
+                    let held = live.and_then(|live| self.held(live, &problem));
+                    Some(held.unwrap_or_else(|| unreadable(&name, datastore, wanted, problem)))
                 }
             }
         };
-        let mut disks = listed.into_iter().map(describe).collect();
+        let mut disks = listed.into_iter().filter_map(describe).collect();
         self.add_displaced(&mut disks, &settings, &attached);
         Ok(disks)
     }
@@ -275,6 +292,7 @@ impl DiskService {
             has_problem,
             rings: live.rings(),
             upstream: live.upstream(),
+            members: members::moments(live),
         })
     }
 
@@ -348,6 +366,7 @@ impl DiskService {
         // The filters in use: changes that others wrote to its descriptor may not all be in effect.
         let standing = live.as_ref().and_then(|live| live.descriptor());
         let filters = standing.map_or_else(|| descriptor.filters.clone(), |held| held.filters);
+        let report = live.as_ref().and_then(|live| live.layout());
         let lost = live.as_deref().and_then(leases::lost);
         let harmed = live.as_deref().and_then(Attached::harmed);
         api::Disk {
@@ -369,7 +388,8 @@ impl DiskService {
                 .layout
                 .clone()
                 .unwrap_or_else(|| "plain".to_owned()),
-            members: self.describe_members(found, live.as_deref()),
+            members: self.describe_members(found, live.as_deref(), report.as_ref()),
+            scrub: report.as_ref().and_then(members::scrub),
             filters,
             policy: policy::tell(&descriptor.policy),
             admission: live.as_ref().and_then(|live| live.admission()),
@@ -409,7 +429,8 @@ impl DiskService {
                 Some(on) => self.find_from(name, on),
                 None => {
                     let found = self.search(name);
-                    return found.or_else(|problem| self.find_copy(name, problem));
+                    let found = found.or_else(|problem| self.find_copy(name, problem))?;
+                    return self.after_move(found);
                 }
             },
         };
@@ -417,6 +438,7 @@ impl DiskService {
             None => found.or_else(|problem| self.find_copy(name, problem)),
             Some(_) => found,
         };
+        let found = found.and_then(|found| self.after_move(found));
         found.map_err(|problem| match problem.code {
             ProblemCode::NotFound if self.live.get(name).is_some() => {
                 problem.remedy(format!("put it back; {}", self.save_first(name)))
@@ -515,6 +537,7 @@ fn unreadable(name: &Name, datastore: &Name, wanted: bool, problem: Problem) -> 
         seg_max: 0,
         layout: String::new(),
         members: Vec::new(),
+        scrub: None,
         filters: Vec::new(),
         policy: api::Policy::default(),
         admission: None,

@@ -19,11 +19,15 @@ pub(crate) struct UpstreamExports {
     table: Arc<Mutex<Table>>,
 }
 
-/// By disk and member.
-type Table = BTreeMap<(Name, usize), Export>;
+#[derive(Debug, Default)]
+struct Table {
+    last: u64,
+    exports: BTreeMap<u64, Export>,
+}
 
 #[derive(Debug)]
 struct Export {
+    disk: Name,
     uri: Uri,
     read_only: bool,
 }
@@ -32,12 +36,20 @@ struct Export {
 #[derive(Debug)]
 pub(crate) struct ExportInUse {
     table: Arc<Mutex<Table>>,
-    user: (Name, usize),
+    number: u64,
+    member: usize,
+}
+
+impl ExportInUse {
+    /// The member of the disk that uses it.
+    pub(crate) fn member(&self) -> usize {
+        self.member
+    }
 }
 
 impl Drop for ExportInUse {
     fn drop(&mut self) {
-        locked(&self.table).remove(&self.user);
+        locked(&self.table).exports.remove(&self.number);
     }
 }
 
@@ -61,10 +73,9 @@ impl UpstreamExports {
             return Ok(None);
         };
         let mut table = locked(&self.table);
-        let other = table
-            .iter()
-            .find(|(_, other)| other.uri == uri && !(other.read_only && read_only));
-        if let Some(((other, _), _)) = other {
+        let mut others = table.exports.values();
+        let other = others.find(|other| other.uri == uri && !(other.read_only && read_only));
+        if let Some(Export { disk: other, .. }) = other {
             let what = format!("disk {disk} may not use {text}");
             return Err(Problem::new(ProblemCode::Busy, what)
                 .because(format!("disk {other} is attached, and uses the same export"))
@@ -73,11 +84,18 @@ impl UpstreamExports {
                      another --export"
                 )));
         }
-        let user = (disk.clone(), member);
-        table.insert(user.clone(), Export { uri, read_only });
+        table.last += 1;
+        let number = table.last;
+        let export = Export {
+            disk: disk.clone(),
+            uri,
+            read_only,
+        };
+        table.exports.insert(number, export);
         Ok(Some(ExportInUse {
             table: Arc::clone(&self.table),
-            user,
+            number,
+            member,
         }))
     }
 }

@@ -3,7 +3,7 @@
 //! # Always true
 //! - For a plain disk, each value is its image's own.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tidegate_engine::datastore::OpenedImage;
 use tidegate_engine::datastore::nbd as upstream;
@@ -22,12 +22,18 @@ pub(super) struct Joined {
     pub(super) size_unit: u64,
     /// How its images are open.
     pub(super) io: String,
-    pub(super) upstream: Vec<Arc<upstream::Counts>>,
-    /// The watches of its leases that can be lost.
-    pub(super) watches: Vec<Watch>,
     /// Whether it survives the loss of a member.
     pub(super) is_redundant: bool,
-    pub(super) members: Vec<Option<MemberIo>>,
+    members: Mutex<Vec<Option<OneMember>>>,
+}
+
+/// What is known of a member that is open.
+#[derive(Clone)]
+struct OneMember {
+    io: MemberIo,
+    /// The watch of its lease, if that can be lost.
+    watch: Option<Watch>,
+    upstream: Option<Arc<upstream::Counts>>,
 }
 
 /// How a member's image is open.
@@ -39,6 +45,59 @@ pub(crate) struct MemberIo {
     pub(crate) size: u64,
 }
 
+impl Joined {
+    /// How its members are open, in the layout's order. None: away.
+    pub(super) fn members(&self) -> Vec<Option<MemberIo>> {
+        let members = self.table();
+        members
+            .iter()
+            .map(|one| Some(one.as_ref()?.io.clone()))
+            .collect()
+    }
+
+    /// The watches of its leases that can be lost.
+    pub(super) fn watches(&self) -> Vec<Watch> {
+        let members = self.table();
+        let watches = members.iter().flatten();
+        watches.filter_map(|one| one.watch.clone()).collect()
+    }
+
+    /// The counts of its upstreams.
+    pub(super) fn upstreams(&self) -> Vec<Arc<upstream::Counts>> {
+        let members = self.table();
+        let counts = members.iter().flatten();
+        counts.filter_map(|one| one.upstream.clone()).collect()
+    }
+
+    /// Records that a member has another image, or none.
+    pub(super) fn exchange(&self, member: usize, opened: Option<Described>) {
+        if let Some(place) = self.table().get_mut(member) {
+            *place = opened.map(|opened| opened.0);
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Vec<Option<OneMember>>> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The description of an open image.
+#[derive(Clone)]
+pub(crate) struct Described(OneMember);
+
+impl Described {
+    pub(super) fn of(opened: &Opened) -> Described {
+        Described(OneMember {
+            io: MemberIo {
+                io: opened.io.clone(),
+                size: opened.size(),
+            },
+            watch: opened.watch.clone(),
+            upstream: opened.upstream.clone(),
+        })
+    }
+}
+
 /// Separates the images from what is to be known of them.
 pub(super) fn take_apart(
     plan: &DiskPlan,
@@ -47,10 +106,7 @@ pub(super) fn take_apart(
     let there = || opened.iter().flatten();
     let smallest = there().map(Opened::size).min().unwrap_or(0);
     let largest_unit = there().map(Opened::size_unit).max().unwrap_or(1);
-    let member = |opened: &Opened| MemberIo {
-        io: opened.io.clone(),
-        size: opened.size(),
-    };
+    let member = |opened: &Option<Opened>| opened.as_ref().map(|opened| Described::of(opened).0);
     let mut io: Vec<_> = there().map(|opened| opened.io.clone()).collect();
     io.dedup();
     let seen = Joined {
@@ -61,15 +117,8 @@ pub(super) fn take_apart(
             false => plan.layout.row(plan.members.len()),
         },
         io: io.join(", "),
-        upstream: there()
-            .filter_map(|opened| opened.upstream.clone())
-            .collect(),
-        watches: there().filter_map(|opened| opened.watch.clone()).collect(),
         is_redundant: plan.layout.is_redundant(),
-        members: opened
-            .iter()
-            .map(|opened| opened.as_ref().map(member))
-            .collect(),
+        members: Mutex::new(opened.iter().map(member).collect()),
     };
     let images = opened
         .into_iter()

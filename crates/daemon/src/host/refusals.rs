@@ -90,6 +90,7 @@ mod tests {
             seg_max: 1,
             filters: Vec::new(),
             layout: LayoutSpec::Mirror,
+            layout_options: Default::default(),
             members: vec!["ssd1".to_owned(), "ssd2".to_owned()],
             image: ImagePlan::Null { size: 4096 },
         };

@@ -55,6 +55,7 @@ fn plan(image: ImagePlan) -> DiskPlan {
         seg_max: 126,
         filters: Vec::new(),
         layout: tidegate_core::layout::LayoutSpec::Plain,
+        layout_options: Default::default(),
         members: vec!["here".to_owned()],
         image,
     }

@@ -259,6 +259,13 @@ fn sentence(datastore: &Name, happening: &Happening) -> String {
             format!("the slots of hosts on datastore {datastore} can be read and written again")
         }
         Happening::Certificate { .. } => of_host(happening),
+        Happening::MemberDropped { .. }
+        | Happening::MemberRebuilding { .. }
+        | Happening::MemberRebuilt { .. }
+        | Happening::MemberRebuildFailed { .. }
+        | Happening::MembersLost { .. }
+        | Happening::Scrubbed { .. }
+        | Happening::DiskMoved { .. } => of_layout(datastore, happening),
         Happening::Missed { count } => {
             format!(
                 "{count} events on datastore {datastore} were lost before they could be reported"
@@ -267,11 +274,64 @@ fn sentence(datastore: &Name, happening: &Happening) -> String {
     }
 }
 
+/// The text of an event of a disk's layout; `datastore` is the member's.
+fn of_layout(datastore: &Name, happening: &Happening) -> String {
+    match happening {
+        Happening::MemberDropped { disk, member, why } => {
+            format!("disk {disk} goes on without member {member} on datastore {datastore}: {why}")
+        }
+        Happening::MemberRebuilding {
+            disk,
+            member,
+            total_bytes,
+        } => format!(
+            "member {member} of disk {disk} on datastore {datastore} is being rebuilt: {total_bytes} bytes to copy"
+        ),
+        Happening::MemberRebuilt { disk, member } => {
+            format!("member {member} of disk {disk} on datastore {datastore} is in sync again")
+        }
+        Happening::MemberRebuildFailed { disk, member, why } => format!(
+            "member {member} of disk {disk} on datastore {datastore} could not be rebuilt: {why}; it is tried again"
+        ),
+        Happening::MembersLost { disk } => format!(
+            "disk {disk} has lost all members that have its bytes: its I/O fails; repair their datastores, then detach \
+             and attach it"
+        ),
+        Happening::Scrubbed {
+            disk,
+            different: 0,
+            unreadable: 0,
+            ..
+        } => format!("all members of disk {disk} are equal"),
+        Happening::Scrubbed {
+            disk,
+            different,
+            repaired,
+            unreadable,
+            ..
+        } => format!(
+            "the members of disk {disk} differ in {different} pieces of 64 KiB, of which {repaired} were repaired; \
+             {unreadable} could not be read"
+        ),
+        Happening::DiskMoved { disk, from } => {
+            format!("disk {disk} was moved from datastore {from} to {datastore}")
+        }
+        other => format!("{} on datastore {datastore}", other.word()),
+    }
+}
+
 fn log(event: &Event) {
     let (disk, host) = match &event.happening {
         Happening::ReservationUnmet { disk } | Happening::BurstLow { disk, .. } => {
             (disk.as_ref(), None)
         }
+        Happening::MemberDropped { disk, .. }
+        | Happening::MemberRebuilding { disk, .. }
+        | Happening::MemberRebuilt { disk, .. }
+        | Happening::MemberRebuildFailed { disk, .. }
+        | Happening::MembersLost { disk }
+        | Happening::Scrubbed { disk, .. }
+        | Happening::DiskMoved { disk, .. } => (Some(disk), None),
         Happening::HostSeen { host, .. } | Happening::HostLost { host, .. } => (None, Some(host)),
         // The engine logged these when it noticed them.
         Happening::Trouble { .. } | Happening::TroubleOver => return,
@@ -303,6 +363,12 @@ fn wants_a_look(happening: &Happening) -> bool {
             | Happening::Paused { .. }
             | Happening::Certificate { .. }
             | Happening::Missed { .. }
+            | Happening::MemberDropped { .. }
+            | Happening::MemberRebuildFailed { .. }
+            | Happening::MembersLost { .. }
+    ) || matches!(
+        happening,
+        Happening::Scrubbed { different, unreadable, .. } if different + unreadable > 0
     )
 }
 

@@ -13,6 +13,7 @@
 use std::fmt::{Display, Write};
 
 use tidegate_api::datastore::Datastore;
+use tidegate_api::layout::MemberState;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::filter::stats::{Class, OpCounts, Stage, StatsReport};
@@ -132,6 +133,7 @@ fn settings(page: &mut Page, disks: &[AttachedMoment]) {
     };
     each(page, &DISK_SIZE, |d| Some(d.size_bytes));
     each(page, &DISK_ALLOCATED, |d| d.allocated_bytes);
+    members(page, disks);
     each(page, &DISK_SHARES, |d| Some(d.shares.into()));
     each(page, &DISK_RESERVATION, |d| Some(d.reservation_iops));
     each(page, &DISK_LIMIT, |d| d.limit_iops);
@@ -159,6 +161,41 @@ fn settings(page: &mut Page, disks: &[AttachedMoment]) {
     for (whose, up) in upstreams() {
         attempts.count(&[whose, ",outcome=\"returned\""], up.returned_total);
         attempts.count(&[whose, ",outcome=\"refused\""], up.refused_total);
+    }
+}
+
+/// The members of disks' layouts.
+fn members(page: &mut Page, disks: &[AttachedMoment]) {
+    let all = || {
+        let disks = disks.iter();
+        disks.flat_map(|disk| disk.members.iter().map(move |member| (disk, member)))
+    };
+    let mut states = page.family(&DISK_MEMBER_STATE);
+    for (disk, member) in all() {
+        for state in MemberState::ALL {
+            // Of an attached disk's member, this is never the state.
+            if state == MemberState::Present {
+                continue;
+            }
+            let labels: [(&str, &dyn Display); 4] = [
+                ("disk", &disk.name),
+                ("datastore", &member.datastore),
+                ("member", &member.member),
+                ("state", &state.as_str()),
+            ];
+            states.value(&labels, u8::from(state == member.state));
+        }
+    }
+    let mut rebuilds = page.family(&DISK_REBUILD);
+    for (disk, member) in all() {
+        if let Some(left) = member.left_bytes {
+            let labels: [(&str, &dyn Display); 3] = [
+                ("disk", &disk.name),
+                ("datastore", &member.datastore),
+                ("member", &member.member),
+            ];
+            rebuilds.value(&labels, left);
+        }
     }
 }
 
@@ -382,7 +419,7 @@ impl Write for Escaped<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::disks::counters::{ClientCounts, DiskCounters};
+    use crate::disks::counters::{ClientCounts, DiskCounters, MemberMoment};
     use crate::observe::sample::ThreadMoment;
     use std::collections::BTreeMap;
     use tidegate_api::datastore::DatastoreSettings;
@@ -538,6 +575,25 @@ mod tests {
                 returned_total: 6,
                 refused_total: 40,
             }),
+            members: vec![MemberMoment {
+                member: 1,
+                datastore: "far".parse().unwrap(),
+                state: MemberState::Rebuilding,
+                left_bytes: Some(4096),
+            }],
+        }
+    }
+
+    #[test]
+    fn each_members_state_and_rebuild_are_on_the_page() {
+        let page = page(&facts(), 0);
+        let labels = "disk=\"a\",datastore=\"far\",member=\"1\"";
+        for line in [
+            format!("tidegate_disk_member_state{{{labels},state=\"rebuilding\"}} 1"),
+            format!("tidegate_disk_member_state{{{labels},state=\"in-sync\"}} 0"),
+            format!("tidegate_disk_rebuild_bytes{{{labels}}} 4096"),
+        ] {
+            assert!(page.lines().any(|told| told == line), "{line}\n{page}");
         }
     }
 

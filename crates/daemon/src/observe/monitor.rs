@@ -19,6 +19,7 @@ use tidegate_api::explain::Explanation;
 use tidegate_api::name::Name;
 use tidegate_core::governor::{DiskReport, Threshold};
 use tidegate_core::iocontrol::DiskKey;
+use tidegate_core::layout::LayoutNotice;
 use tidegate_core::units::{Span, Time};
 use tidegate_engine::control::{self as engine, Report};
 use tokio::sync::Notify;
@@ -32,6 +33,7 @@ use crate::listen::tls::expiry;
 use crate::observe::events::{self, Journal};
 use crate::observe::explain::timeline::{Beat, Level, Timeline, Used, Worked};
 use crate::observe::explain::{self, About, Facts, Terms};
+use crate::observe::layouts;
 use crate::observe::sample::ControlMoment;
 use crate::os_error::{self, Outcome};
 use crate::services::Services;
@@ -183,6 +185,35 @@ pub(crate) async fn listen(monitor: Arc<Monitor>) {
     }
 }
 
+/// Records what the layouts of disks report, until the daemon stops.
+pub(crate) async fn listen_to_layouts(monitor: Arc<Monitor>) {
+    let disk_service = &monitor.services.disk_service;
+    loop {
+        tokio::select! {
+            () = disk_service.notices().come() => {}
+            () = monitor.services.stopped() => return,
+        }
+        let at_ms = now_ms();
+        for (disk, notice) in disk_service.notices().take() {
+            if let LayoutNotice::Rebuilt { member } = notice {
+                disk_service.member_is_back(&disk, member.0.into());
+            }
+            let live = disk_service.live().get(&disk);
+            let Some((datastore, happening)) = layouts::happening(&disk, live.as_deref(), notice)
+            else {
+                continue;
+            };
+            monitor.journal().add(Some(&datastore), at_ms, happening);
+        }
+    }
+}
+
+/// Milliseconds since 1970.
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    u64::try_from(since.map_or(0, |since| since.as_millis())).unwrap_or(u64::MAX)
+}
+
 /// Records an event for each certificate that is about to expire or has expired, until the daemon stops.
 pub(crate) async fn watch_certificates(monitor: Arc<Monitor>) {
     let certificates = &monitor.services.certificates;
@@ -229,11 +260,15 @@ impl Monitor {
             datastore: live.datastore(),
             terms: &terms,
         };
-        Ok(explain::explain(
-            about,
-            &Facts::of(&stretch).with(live.claim()).harmed(live.harm()),
-            last,
-        ))
+        let facts = Facts::of(&stretch).with(live.claim()).harmed(live.harm());
+        let mut explanation = explain::explain(about, &facts, last);
+        let places = live.descriptor().map(|descriptor| descriptor.members);
+        if let Some(places) = places.filter(|places| !places.is_empty())
+            && let Some(report) = live.layout()
+        {
+            explanation.notes.extend(layouts::notes(&places, &report));
+        }
+        Ok(explanation)
     }
 
     /// Samples once: adds a beat to the timeline of every disk, or marks all as idle if no disk had I/O.
@@ -302,7 +337,7 @@ impl Monitor {
         let beat = |live: Arc<Attached>| {
             // A disk that is being attached or detached is left out.
             let (worked, told) = told.get(live.key())?;
-            let report = reports.get(live.datastore());
+            let report = reports.get(live.control_datastore());
             let own = index.get(told.disk).copied();
             let beat = Beat {
                 at: told.now,
@@ -328,10 +363,7 @@ impl Monitor {
         let live = self.services.disk_service.live().all();
         self.know(&live, &self.control_reports());
         let now = clock::now();
-        let now_ms = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |since| since.as_millis());
-        let now_ms = u64::try_from(now_ms).unwrap_or(u64::MAX);
+        let now_ms = now_ms();
         let mut known = self.known();
         for (datastore, events) in told {
             if events.lost > 0 {

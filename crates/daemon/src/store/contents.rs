@@ -13,7 +13,7 @@ use super::drafts;
 use crate::os_error::{self, Outcome};
 use crate::text::quoted;
 
-pub(super) const DESCRIPTOR: &str = "disk.toml";
+pub(crate) const DESCRIPTOR: &str = "disk.toml";
 /// The copy of a disk's descriptor beside a member on another datastore.
 pub(super) const MEMBER: &str = "member.toml";
 pub(super) const IMAGE: &str = "image";

@@ -225,6 +225,8 @@ impl Store {
         }
         match found.as_slice() {
             [place] => Ok(place.clone()),
+            [one, other] if self.is_void(name, one, &other.0) => Ok(other.clone()),
+            [one, other] if self.is_void(name, other, &one.0) => Ok(one.clone()),
             [] => {
                 let mut problem =
                     Problem::new(ProblemCode::NotFound, format!("there is no disk {name}"));
@@ -246,6 +248,25 @@ impl Store {
                 "datastores {one} and {two} both have a disk of that name"
             ))
             .remedy("rename one of their directories, or remove one datastore")),
+        }
+    }
+
+    /// Whether a disk's descriptor does not count, because the disk was moved to the other datastore or the move from
+    /// there did not end.
+    fn is_void(&self, name: &Name, (on, of): &(Name, DatastoreSettings), other: &Name) -> bool {
+        let Ok(here) = self.read_disk(on, of, name) else {
+            return false;
+        };
+        let there = || {
+            let settings = self.datastore(other)?;
+            self.read_disk(other, &settings, name)
+        };
+        match (here.descriptor.moved_to, here.descriptor.moved_from) {
+            (Some(to), _) => to == *other,
+            (None, Some(from)) if from == *other => {
+                there().is_ok_and(|there| there.descriptor.moved_to.as_ref() != Some(on))
+            }
+            _ => false,
         }
     }
 
@@ -343,53 +364,48 @@ impl Store {
         new: &NewFolder<'_>,
         fill: impl FnOnce(&Path) -> Outcome<()>,
     ) -> Outcome<()> {
+        let begun = self.begin_folder(new)?;
+        match fill(&begun.image()).and_then(|()| begun.publish(new.file, new.descriptor)) {
+            Ok(()) => Ok(()),
+            Err(problem) => Err(begun.give_up(problem)),
+        }
+    }
+
+    /// Begins the directory of a disk or of one of its members, with its image. Nobody sees it before it is published.
+    pub(crate) fn begin_folder(&self, new: &NewFolder<'_>) -> Outcome<Unpublished> {
         let (name, settings) = (new.name, new.settings);
-        let what = || cannot_create(name, new.datastore);
+        let what = cannot_create(name, new.datastore);
         self.must_be_mounted(new.datastore, settings)
-            .map_err(|problem| problem.within(what()))?;
+            .map_err(|problem| problem.within(&what))?;
         let disks = self.disks_folder(new.datastore, settings);
         if !matches!(settings, DatastoreSettings::Dir { .. }) {
-            fs::create_dir_all(&disks).map_err(|e| os_error::io(what(), &e))?;
+            fs::create_dir_all(&disks).map_err(|e| os_error::io(&what, &e))?;
         }
         let folder = disks.join(name.as_str());
-        let in_the_way = || {
-            Problem::new(ProblemCode::Exists, what())
-                .because(format!("{} exists", folder.display()))
-                .remedy("choose another name, or move that directory")
-        };
         if folder.symlink_metadata().is_ok() {
-            return Err(in_the_way());
+            return Err(in_the_way(&what, &folder));
         }
         drafts::sweep(&disks);
         // Named by the disk's UUID: another host may be creating a disk of the same name.
         let draft = drafts::begin(&disks, &format!("{name}-{}", new.descriptor.uuid))
-            .map_err(|e| os_error::io(what(), &e))?;
-        let image = draft.path().join(IMAGE);
-        let begin = || match new.image {
-            Some((size, allocation)) => create_image(&image, size, allocation),
+            .map_err(|e| os_error::io(&what, &e))?;
+        let begun = Unpublished {
+            draft,
+            disks,
+            folder,
+            what,
+        };
+        let made = match new.image {
+            Some((size, allocation)) => create_image(&begun.image(), size, allocation),
             None => Ok(()),
         };
-        let end = || {
-            let at = Location::in_disk(&draft.path().join(new.file));
-            files::replace(at, new.descriptor.write().as_bytes())?;
-            draft.publish(&folder)?;
-            files::sync_folder(&disks)
-        };
-        let told = |e: io::Error| match e.kind() {
-            io::ErrorKind::AlreadyExists => in_the_way(),
-            _ => os_error::io(what(), &e),
-        };
-        let made = begin()
-            .map_err(|e| os_error::io(what(), &e))
-            .and_then(|()| fill(&image))
-            .and_then(|()| end().map_err(told));
-        made.map_err(|problem| {
-            let left = draft.path().display().to_string();
-            match draft.discard() {
-                Ok(()) => problem,
-                Err(second) => problem.because(format!("{left} is left there ({second})")),
+        match made {
+            Ok(()) => Ok(begun),
+            Err(error) => {
+                let problem = os_error::io(&begun.what, &error);
+                Err(begun.give_up(problem))
             }
-        })
+        }
     }
 
     /// A disk for a change: no other program on any host changes it while the turn lives.
@@ -478,15 +494,73 @@ impl Store {
 }
 
 /// The directory of a new disk, or of a member of one.
-pub(super) struct NewFolder<'a> {
-    pub(super) datastore: &'a Name,
-    pub(super) settings: &'a DatastoreSettings,
-    pub(super) name: &'a Name,
-    pub(super) descriptor: &'a Descriptor,
+pub(crate) struct NewFolder<'a> {
+    pub(crate) datastore: &'a Name,
+    pub(crate) settings: &'a DatastoreSettings,
+    pub(crate) name: &'a Name,
+    pub(crate) descriptor: &'a Descriptor,
     /// The name of the descriptor's file.
-    pub(super) file: &'a str,
+    pub(crate) file: &'a str,
     /// Size in bytes of the image to create, if any.
-    pub(super) image: Option<(u64, Allocation)>,
+    pub(crate) image: Option<(u64, Allocation)>,
+}
+
+/// A directory that is being created, before it gets its name.
+#[derive(Debug)]
+pub(crate) struct Unpublished {
+    draft: drafts::Draft,
+    disks: PathBuf,
+    folder: PathBuf,
+    /// What failed, if it fails.
+    what: String,
+}
+
+impl Unpublished {
+    /// Where it is until it is published.
+    pub(crate) fn path(&self) -> &Path {
+        self.draft.path()
+    }
+
+    /// Where it will be.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    fn image(&self) -> PathBuf {
+        self.draft.path().join(IMAGE)
+    }
+
+    /// Gives it its descriptor and its name.
+    fn publish(&self, file: &str, descriptor: &Descriptor) -> Outcome<()> {
+        let at = Location::in_disk(&self.draft.path().join(file));
+        let published = files::replace(at, descriptor.write().as_bytes())
+            .and_then(|()| self.draft.publish(&self.folder))
+            .and_then(|()| files::sync_folder(&self.disks));
+        published.map_err(|e| match e.kind() {
+            io::ErrorKind::AlreadyExists => in_the_way(&self.what, &self.folder),
+            _ => os_error::io(&self.what, &e),
+        })
+    }
+
+    /// Gives it a disk's descriptor and its name.
+    pub(crate) fn publish_disk(&self, descriptor: &Descriptor) -> Outcome<()> {
+        self.publish(DESCRIPTOR, descriptor)
+    }
+
+    /// Removes it, for this reason.
+    pub(crate) fn give_up(self, problem: Problem) -> Problem {
+        let left = self.draft.path().display().to_string();
+        match self.draft.discard() {
+            Ok(()) => problem,
+            Err(second) => problem.because(format!("{left} is left there ({second})")),
+        }
+    }
+}
+
+fn in_the_way(what: &str, folder: &Path) -> Problem {
+    Problem::new(ProblemCode::Exists, what)
+        .because(format!("{} exists", folder.display()))
+        .remedy("choose another name, or move that directory")
 }
 
 fn cannot_create(name: &Name, datastore: &Name) -> String {

@@ -87,6 +87,42 @@ impl Store {
         Ok(())
     }
 
+    /// Creates the directory of a new member of an existing disk, if its datastore has such. It may be there already, for
+    /// another member.
+    pub(crate) fn create_member(&self, disk: &Found, member: &Found) -> Outcome<()> {
+        let has_files = matches!(member.settings, DatastoreSettings::Dir { .. });
+        let is_shared = member.descriptor.device.is_some() && member.folder.exists();
+        if !has_files || is_shared {
+            return Ok(());
+        }
+        let image = member.descriptor.device.is_none();
+        let new = NewFolder {
+            datastore: &member.datastore,
+            settings: &member.settings,
+            name: &disk.name,
+            descriptor: &disk.descriptor,
+            file: MEMBER,
+            image: image.then_some((member.descriptor.size.0, Allocation::Thin)),
+        };
+        self.create_folder(&new, |_| Ok(()))
+    }
+
+    /// Deletes the directory of a member that a disk no longer has, unless another of its members is there.
+    pub(crate) fn delete_member(&self, disk: &Found, member: &Found) -> Outcome<()> {
+        let has_files = matches!(member.settings, DatastoreSettings::Dir { .. });
+        let mut others = disk
+            .descriptor
+            .members
+            .iter()
+            .filter(|other| !other.removed);
+        let is_shared = others.any(|other| other.datastore == member.datastore);
+        if !has_files || is_shared || member.folder.symlink_metadata().is_err() {
+            return Ok(());
+        }
+        contents::must_hold_nothing_else(&member.folder)?;
+        self.undo(member)
+    }
+
     fn undo(&self, member: &Found) -> Outcome<()> {
         let disks = self.disks_folder(&member.datastore, &member.settings);
         self.delete_folder(&disks, &member.name, ()).map_err(|e| {

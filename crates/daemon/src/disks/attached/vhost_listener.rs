@@ -152,6 +152,7 @@ mod tests {
             seg_max: 126,
             filters: Vec::new(),
             layout: tidegate_core::layout::LayoutSpec::Plain,
+            layout_options: Default::default(),
             members: vec!["here".to_owned()],
             image: ImagePlan::Null { size },
         };

@@ -10,7 +10,7 @@ use tidegate_api::disk as api;
 use tidegate_api::iocontrol::{Admission, Promise};
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
-use tidegate_engine::UnderControl;
+use tidegate_engine::{LayoutOptions, UnderControl};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
@@ -204,13 +204,15 @@ impl DiskService {
         let (whole, members) = self.open_as_it_stands(found, order)?;
         let trusted = self.trusted(&whole)?;
         let found = &trusted.found;
-        let plan = plan::disk(found)?;
+        let mut plan = plan::disk(found)?;
+        plan.layout_options = LayoutOptions {
+            without: given_up(order, plan.members.len())?,
+            notices: Some(self.notices.sink(&found.name)),
+        };
         // A disk is under the control of one datastore: its own, or if that is away, that of the first member.
-        let own = members
-            .found
-            .iter()
-            .find(|m| m.datastore == found.datastore);
-        let under = own.or(members.found.first()).unwrap_or(found);
+        let mut there = members.found.iter().map(|(_, member)| member);
+        let own = there.clone().find(|m| m.datastore == found.datastore);
+        let under = own.or(there.next()).unwrap_or(found);
         let record = self.store.record(&under.datastore)?;
         let in_use = self.controls.enter(
             &self.host,
@@ -258,7 +260,11 @@ impl DiskService {
                 });
             }
         }
+        if let Err(problem) = self.finish_move(&whole) {
+            tracing::warn!(disk = %whole.name, %problem, "what a finished move left is not deleted yet");
+        }
         self.live.insert(Arc::clone(&live));
+        self.notices.note_degraded();
         self.write_copies(&whole);
         tracing::info!(disk = %found.name, datastore = %found.datastore, io = live.io(), "attached");
         Ok(whole)
@@ -371,6 +377,22 @@ impl DiskService {
         }
         self.store.set_attached(after)
     }
+}
+
+/// The members that a command gives up, one bit each.
+fn given_up(order: &api::DiskAttach, members: usize) -> Outcome<u32> {
+    let mut without = 0;
+    for member in &order.without {
+        if usize::from(*member) >= members {
+            return Err(
+                os_error::invalid(format!("there is no member {member} to give up"))
+                    .because(format!("the disk has {members} members, from 0 on"))
+                    .remedy("name another one (see `tidegate disk show`)"),
+            );
+        }
+        without |= 1 << member;
+    }
+    Ok(without)
 }
 
 /// Fails if a disk is attached read-only and the command requests write access, or the reverse.

@@ -272,9 +272,9 @@ impl DiskService {
         let live = self.live.all();
         let wanted = wanted.iter().map(|(disk, on)| (disk, Some(on)));
         let coming = claimed.iter();
-        let served = live
-            .iter()
-            .map(|live| (live.name(), Some(live.datastore())));
+        let served = live.iter().flat_map(|live| {
+            [live.datastore(), live.control_datastore()].map(|on| (live.name(), Some(on)))
+        });
         let holds: BTreeSet<_> = wanted
             .chain(coming)
             .chain(served)
@@ -394,9 +394,9 @@ impl Directory {
 
 /// The space of a file system, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Space {
+pub(super) struct Space {
     capacity: u64,
-    free: u64,
+    pub(super) free: u64,
     /// Its mount point, if it is read-only.
     read_only: Option<PathBuf>,
 }
@@ -454,7 +454,7 @@ impl Space {
 }
 
 /// The space on a datastore's file system, if it has one.
-fn space(settings: &DatastoreSettings) -> Option<Space> {
+pub(super) fn space(settings: &DatastoreSettings) -> Option<Space> {
     match settings {
         DatastoreSettings::Dir { path, .. } => Space::of(path),
         _ => None,

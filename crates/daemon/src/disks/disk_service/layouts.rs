@@ -35,8 +35,10 @@ impl DiskService {
     ) -> Outcome<api::Disk> {
         let spec = layout_of(order).map_err(|e| e.within(what))?;
         let (disk, members) = self.describe_layout(order, spec, what)?;
-        must_be_apart(spec, &members).map_err(|e| e.within(what))?;
-        self.must_be_usable(&members, what)?;
+        let numbered: Vec<_> = members.iter().cloned().enumerate().collect();
+        must_be_apart(spec, &numbered).map_err(|e| e.within(what))?;
+        let is_plain = spec.is_plain();
+        self.must_be_usable(&members, is_plain, what)?;
         let traced = plan::filters::traced(&disk.descriptor);
         plan::filters::stack(&disk.descriptor.filters, order.name.as_str(), traced)?;
         self.must_say_where(&disk.descriptor, &[], &order.name)?;
@@ -107,7 +109,12 @@ impl DiskService {
     }
 
     /// Fails if a new disk's member cannot be where it is to be.
-    fn must_be_usable(&self, members: &[Found], what: &str) -> Outcome<()> {
+    pub(super) fn must_be_usable(
+        &self,
+        members: &[Found],
+        is_plain: bool,
+        what: &str,
+    ) -> Outcome<()> {
         for member in members {
             let (store, on) = (self.store.clone(), member.datastore.clone());
             let settings = member.settings.clone();
@@ -121,7 +128,7 @@ impl DiskService {
             };
             self.must_be_no_disks_device(device)
                 .map_err(|e| e.within(what))?;
-            if members.len() > 1 {
+            if !is_plain {
                 must_be_blank(device).map_err(|e| e.within(what))?;
             }
         }
@@ -156,12 +163,12 @@ impl DiskService {
                 spec.member_size(before, count),
                 spec.member_size(after, count),
             );
-            for (nth, member) in members.iter().enumerate() {
+            for (nth, member) in &members {
                 let opened = match &live {
                     None => None,
-                    Some(live) => match live.members().get(nth).cloned().flatten() {
+                    Some(live) => match live.members().get(*nth).cloned().flatten() {
                         Some(io) => Some(io.size),
-                        None => return Err(away(nth, member).within(what)),
+                        None => return Err(away(*nth, member).within(what)),
                     },
                 };
                 must_have_room(member, opened, size).map_err(|e| e.within(what))?;
@@ -170,11 +177,14 @@ impl DiskService {
                 self.must_be_in_place(live).map_err(|e| e.within(what))?;
             }
             let _held = match live {
-                None => self.hold_members(&disk, &members, what)?,
+                None => {
+                    let alone: Vec<_> = members.iter().map(|(_, one)| one.clone()).collect();
+                    self.hold_members(&disk, &alone, what)?
+                }
                 Some(_) => Vec::new(),
             };
             // The images first: a crash in between leaves images longer than the recorded size, which is harmless.
-            for member in &members {
+            for (_, member) in &members {
                 self.store.resize_image(member, had, size)?;
             }
             self.store.write_descriptor(&disk)?;
@@ -217,6 +227,7 @@ impl DiskService {
         for part in self.parts(disk)? {
             match part.found {
                 Ok(member) => members.push(member),
+                Err(_) if part.place.removed => {}
                 // Its datastore was removed from this host: its image stays there.
                 Err(problem) if problem.code == ProblemCode::NotFound => {
                     let (nth, on) = (part.nth, &part.place.datastore);
@@ -312,6 +323,15 @@ fn size_of(order: &api::DiskCreate, spec: LayoutSpec, members: &[Found]) -> Outc
     }
 }
 
+/// Fails if a new member's place has a size already, and that is too small.
+pub(super) fn must_hold(nth: usize, member: &Found) -> Outcome<()> {
+    let needs = member.descriptor.size.0;
+    match capacity(member)? {
+        Some(has) if has < needs => Err(too_small(nth, member, has, needs)),
+        _ => Ok(()),
+    }
+}
+
 fn too_small(nth: usize, member: &Found, has: u64, needs: u64) -> Problem {
     let on = &member.datastore;
     os_error::invalid(format!("member {nth} on {on} is too small"))
@@ -349,10 +369,10 @@ fn capacity(member: &Found) -> Outcome<Option<u64>> {
 }
 
 /// Fails if two members are in one place, or if they have the same bytes and would be lost together.
-fn must_be_apart(spec: LayoutSpec, members: &[Found]) -> Outcome<()> {
-    for (second, later) in members.iter().enumerate() {
-        for (first, member) in members[..second].iter().enumerate() {
-            let twins = layout::are_twins(spec, first, second);
+pub(super) fn must_be_apart(spec: LayoutSpec, members: &[(usize, Found)]) -> Outcome<()> {
+    for (place, (second, later)) in members.iter().enumerate() {
+        for (first, member) in &members[..place] {
+            let twins = layout::are_twins(spec, *first, *second);
             if let Some((why, remedy)) = clash(member, later, twins) {
                 return Err(os_error::invalid(format!(
                     "members {first} and {second} cannot be where they are to be"
@@ -410,17 +430,33 @@ fn clash(one: &Found, other: &Found, twins: bool) -> Option<(String, String)> {
     }
 }
 
+/// Whether a member's image begins with zeroes, or its datastore forgets what was written there.
+pub(super) fn is_blank(member: &Found) -> bool {
+    match member.settings {
+        DatastoreSettings::Dir { .. } => begins_with_zeroes(&member.image()).unwrap_or(false),
+        DatastoreSettings::Nbd { .. } => false,
+        DatastoreSettings::Memory {}
+        | DatastoreSettings::Null {}
+        | DatastoreSettings::Emulated { .. } => true,
+    }
+}
+
+/// Whether all that a file or device has in the place of a layout's own data is zero.
+fn begins_with_zeroes(path: &Path) -> io::Result<bool> {
+    let mut begin = vec![0; BLANK];
+    match File::open(path).and_then(|mut file| file.read_exact(&mut begin)) {
+        Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => Err(error),
+        _ => Ok(begin.iter().all(|byte| *byte == 0)),
+    }
+}
+
 /// Fails if a device begins with anything but zeroes: the layout writes its own data there.
 fn must_be_blank(device: &Path) -> Outcome<()> {
-    let mut begin = vec![0; BLANK];
-    let read = File::open(device).and_then(|mut file| file.read_exact(&mut begin));
     let shown = device.display();
-    match read {
-        Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => {
-            Err(os_error::io(format!("cannot read {shown}"), &error))
-        }
-        _ if begin.iter().all(|byte| *byte == 0) => Ok(()),
-        _ => Err(Problem::new(ProblemCode::Busy, format!("{shown} is in use or was used"))
+    match begins_with_zeroes(device) {
+        Err(error) => Err(os_error::io(format!("cannot read {shown}"), &error)),
+        Ok(true) => Ok(()),
+        Ok(false) => Err(Problem::new(ProblemCode::Busy, format!("{shown} is in use or was used"))
             .because("it does not begin with zeroes, and the layout's own data would overwrite what is there")
             .remedy(format!(
                 "if nothing on it is needed, clear it: blkdiscard -z {shown}, or dd if=/dev/zero of={shown} bs=1M"

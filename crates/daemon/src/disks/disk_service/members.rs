@@ -10,13 +10,16 @@
 
 use tidegate_api::datastore::DatastoreSettings;
 use tidegate_api::descriptor::MemberPlace;
-use tidegate_api::disk::{self as api, MemberState};
+use tidegate_api::disk as api;
+use tidegate_api::layout::{Member, MemberState, Rebuild, Scrub};
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_core::layout::{self as engine, LayoutReport};
 
 use super::DiskService;
 use crate::config::plan::{self, layout};
 use crate::disks::attached::{Attached, OpenImage};
+use crate::disks::counters::MemberMoment;
 use crate::disks::upstream_exports::ExportInUse;
 use crate::host::{self, Opened};
 use crate::os_error::Outcome;
@@ -36,8 +39,8 @@ pub(super) struct OpenMembers {
     /// In the layout's order. None: away.
     pub(super) opened: Vec<Option<Opened>>,
     pub(super) exports: Vec<ExportInUse>,
-    /// The members that are open, as plain disks.
-    pub(super) found: Vec<Found>,
+    /// The members that are open, by number, as plain disks.
+    pub(super) found: Vec<(usize, Found)>,
 }
 
 /// What holds for all members of a disk that is being opened.
@@ -53,10 +56,11 @@ impl OpenMembers {
         let files = self
             .found
             .iter()
-            .filter(|member| matches!(member.settings, DatastoreSettings::Dir { .. }));
-        let open = |member: &Found| {
+            .filter(|(_, member)| matches!(member.settings, DatastoreSettings::Dir { .. }));
+        let open = |(nth, member): &(usize, Found)| {
             let path = member.image();
             Some(OpenImage {
+                member: *nth,
                 datastore: member.datastore.clone(),
                 identity: Identity::at(&path).ok()?,
                 path,
@@ -74,7 +78,10 @@ impl DiskService {
         let places = disk.descriptor.members.iter().cloned().enumerate();
         let part = |(nth, place): (usize, MemberPlace)| Part {
             nth,
-            found: self.reach(disk, nth, size),
+            found: match place.removed {
+                false => self.reach(disk, nth, size),
+                true => Err(removed(&disk.name, nth)),
+            },
             place,
         };
         Ok(places.map(part).collect())
@@ -92,12 +99,13 @@ impl DiskService {
     }
 
     /// All members of a disk, for a change that needs each of them.
-    pub(super) fn all_parts(&self, disk: &Found) -> Outcome<Vec<Found>> {
+    pub(super) fn all_parts(&self, disk: &Found) -> Outcome<Vec<(usize, Found)>> {
         let parts = self.parts(disk)?.into_iter();
+        let parts = parts.filter(|part| !part.place.removed);
         parts
-            .map(|part| {
-                part.found
-                    .map_err(|e| not_there(&disk.name, part.nth, &part.place, e))
+            .map(|part| match part.found {
+                Ok(member) => Ok((part.nth, member)),
+                Err(e) => Err(not_there(&disk.name, part.nth, &part.place, e)),
             })
             .collect()
     }
@@ -119,7 +127,9 @@ impl DiskService {
             match opened {
                 Ok(()) => {}
                 Err(problem) if spec.is_redundant() && is_away(&problem) => {
-                    tracing::warn!(disk = %disk.name, %problem, "a member is away");
+                    if !part.place.removed {
+                        tracing::warn!(disk = %disk.name, %problem, "a member is away");
+                    }
                     open.opened.push(None);
                     away = away.or(Some(problem));
                 }
@@ -132,7 +142,7 @@ impl DiskService {
         }
     }
 
-    fn open_member(
+    pub(super) fn open_member(
         &self,
         member: &Found,
         nth: usize,
@@ -153,7 +163,7 @@ impl DiskService {
         let is_leased = open
             .found
             .iter()
-            .any(|before| share_a_lease(before, member));
+            .any(|(_, before)| share_a_lease(before, member));
         let lease = match is_leased {
             true => None,
             false => self
@@ -162,7 +172,7 @@ impl DiskService {
         };
         open.opened.push(Some(opened.under(lease)));
         open.exports.extend(export);
-        open.found.push(member.clone());
+        open.found.push((nth, member.clone()));
         Ok(())
     }
 
@@ -204,7 +214,8 @@ impl DiskService {
         &self,
         disk: &Found,
         live: Option<&Attached>,
-    ) -> Vec<api::Member> {
+        report: Option<&LayoutReport>,
+    ) -> Vec<Member> {
         let Ok(spec) = layout::of(&disk.descriptor) else {
             return Vec::new();
         };
@@ -221,16 +232,18 @@ impl DiskService {
                 })
             );
             let path = image.filter(|_| is_file);
-            let state = match (live, &io) {
-                (Some(_), Some(_)) => MemberState::InSync,
-                (None, _)
-                    if part.found.is_ok() && path.as_ref().is_none_or(|path| path.exists()) =>
-                {
+            let seen = report.and_then(|report| report.members.get(part.nth));
+            let state = match seen {
+                _ if part.place.removed => MemberState::Removed,
+                Some(seen) => attached_state(seen.state, io.is_some()),
+                None if live.is_some() && io.is_some() => MemberState::InSync,
+                None if part.found.is_ok() && path.as_ref().is_none_or(|path| path.exists()) => {
                     MemberState::Present
                 }
-                _ => MemberState::Away,
+                None => MemberState::Away,
             };
-            api::Member {
+            let rebuild = seen.filter(|seen| seen.state == engine::MemberState::Rebuilding);
+            Member {
                 member: u8::try_from(part.nth).unwrap_or(u8::MAX),
                 datastore: part.place.datastore,
                 device: part.place.device,
@@ -240,6 +253,12 @@ impl DiskService {
                 allocated_bytes: part.found.as_ref().ok().and_then(Found::allocated),
                 path,
                 state,
+                rebuild: rebuild.map(|seen| Rebuild {
+                    copied_bytes: seen.copied,
+                    total_bytes: seen.to_copy,
+                }),
+                in_flight: seen.map(|seen| seen.in_flight),
+                faults_total: seen.map(|seen| seen.faults),
                 io: io.map(|io| io.io),
                 problem: part.found.err(),
             }
@@ -251,6 +270,73 @@ impl DiskService {
 /// Whether one lease is for both members: a disk has one on a datastore of kind `dir`.
 pub(super) fn share_a_lease(one: &Found, other: &Found) -> bool {
     one.datastore == other.datastore && matches!(one.settings, DatastoreSettings::Dir { .. })
+}
+
+/// The current state of the members of an attached disk.
+pub(super) fn moments(live: &Attached) -> Vec<MemberMoment> {
+    let places = live.descriptor().map(|descriptor| descriptor.members);
+    let places = places.unwrap_or_default();
+    let report = match places.is_empty() {
+        true => None,
+        false => live.layout(),
+    };
+    let seen = report.map(|report| report.members).unwrap_or_default();
+    let io = live.members();
+    let moment = |(member, (place, seen)): (usize, (MemberPlace, engine::MemberReport))| {
+        let is_open = io.get(member).is_some_and(Option::is_some);
+        let state = match place.removed {
+            true => MemberState::Removed,
+            false => attached_state(seen.state, is_open),
+        };
+        MemberMoment {
+            member,
+            datastore: place.datastore,
+            state,
+            left_bytes: (state == MemberState::Rebuilding)
+                .then(|| seen.to_copy.saturating_sub(seen.copied)),
+        }
+    };
+    places
+        .into_iter()
+        .zip(seen)
+        .enumerate()
+        .map(moment)
+        .collect()
+}
+
+/// The state of an attached disk's member.
+fn attached_state(state: engine::MemberState, is_open: bool) -> MemberState {
+    match (state, is_open) {
+        (engine::MemberState::OutOfSync, false) => MemberState::Away,
+        (engine::MemberState::OutOfSync, true) => MemberState::Stale,
+        (engine::MemberState::Rebuilding, _) => MemberState::Rebuilding,
+        (engine::MemberState::InSync, _) => MemberState::InSync,
+    }
+}
+
+/// The comparison that a layout reports, if there was one.
+pub(super) fn scrub(report: &LayoutReport) -> Option<Scrub> {
+    let scrub = report.scrub?;
+    Some(Scrub {
+        running: scrub.running,
+        compared_bytes: scrub.compared,
+        total_bytes: scrub.to_compare,
+        different: scrub.different,
+        repaired: scrub.repaired,
+        unreadable: scrub.unreadable,
+        first_difference_bytes: scrub.first,
+    })
+}
+
+/// The problem of a member that was removed.
+fn removed(disk: &Name, nth: usize) -> Problem {
+    Problem::new(
+        ProblemCode::NotFound,
+        format!("member {nth} of disk {disk} was removed"),
+    )
+    .remedy(format!(
+        "add another one: tidegate disk member add {disk} --on DATASTORE"
+    ))
 }
 
 /// Whether a member is not there, as opposed to being in use or damaged.

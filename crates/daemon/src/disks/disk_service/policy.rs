@@ -71,7 +71,7 @@ impl DiskService {
         now: &Descriptor,
     ) -> Outcome<(PolicyText, Option<Admission>)> {
         let (key, policy) = (plan::key(now.uuid), self.policy(now)?);
-        let datastore = live.datastore();
+        let datastore = live.control_datastore();
         let admission = self.admit(datastore, key, &policy, api::Unpromised::BestEffort)?;
         let counted = counted(before, &now.policy, admission.as_ref());
         if counted.reservation != now.policy.reservation {

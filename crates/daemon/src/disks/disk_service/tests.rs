@@ -27,6 +27,7 @@ mod layouts;
 mod missing;
 mod mounted;
 mod nested;
+mod relocate;
 mod transfer;
 
 const SIZE: u64 = 1 << 20;

@@ -79,6 +79,10 @@ families! {
         "Bytes that a guest sees.";
     DISK_ALLOCATED: Gauge "tidegate_disk_allocated_bytes" ["disk, datastore"]
         "Bytes that the disk's image takes on its datastore.";
+    DISK_MEMBER_STATE: Gauge "tidegate_disk_member_state" ["disk, datastore, member, state"]
+        "1 for the current state of a member of the disk's layout, 0 for the others; `datastore` is the member's.";
+    DISK_REBUILD: Gauge "tidegate_disk_rebuild_bytes" ["disk, datastore, member"]
+        "Bytes that are left to copy to a member while it is rebuilt.";
     DISK_SHARES: Gauge "tidegate_disk_shares" ["disk, datastore"]
         "The disk's relative weight.";
     DISK_RESERVATION: Gauge "tidegate_disk_reservation_iops" ["disk, datastore"]
@@ -173,7 +177,10 @@ mod tests {
             if family.kind != Kind::Counter {
                 let known = ENDINGS.iter().any(|ending| name.ends_with(ending));
                 assert!(
-                    known || name.ends_with("_problems") || name.ends_with("_up"),
+                    known
+                        || ["_problems", "_up", "_state"]
+                            .iter()
+                            .any(|ending| name.ends_with(ending)),
                     "{name}"
                 );
             }

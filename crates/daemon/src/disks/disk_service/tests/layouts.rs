@@ -1,7 +1,8 @@
 //! Disks with a layout: creation, deletion and resize, with datastores that are there and that are not.
 
 use tidegate_api::descriptor::MemberPlace;
-use tidegate_api::disk::MemberState;
+use tidegate_api::job::Job;
+use tidegate_api::layout::MemberState;
 use tidegate_core::layout::DATA_AT;
 
 use super::*;
@@ -325,4 +326,195 @@ fn a_striped_disk_is_attached_with_all_of_its_members_and_not_without_one() {
     fs::remove_file(two.join("a/image")).unwrap();
     let refused = stage.attach("a", Outside::Agreed).unwrap_err();
     assert_eq!(refused.code, ProblemCode::NotFound, "{refused}");
+}
+
+/// A mirror of two members, attached.
+fn mirrored(stage: &Stage) -> [PathBuf; 2] {
+    let paths = two(stage);
+    stage
+        .create(&order("a", "mirror", &["one", "two"]))
+        .unwrap();
+    stage.attach("a", Outside::Agreed).unwrap();
+    paths
+}
+
+impl Stage {
+    fn states(&self) -> Vec<MemberState> {
+        let disk = self.disk_service.disk(&name("a")).unwrap();
+        disk.members.iter().map(|member| member.state).collect()
+    }
+
+    /// Waits until a job is done.
+    fn over(&self, begin: impl FnOnce(&Arc<DiskService>) -> Outcome<Job>) -> Job {
+        let _context = self.runtime.enter();
+        let id = begin(&self.disk_service).unwrap().id;
+        loop {
+            let job = self.disk_service.jobs.job(id).unwrap();
+            if job.state.is_over() {
+                assert_eq!(job.problem, None);
+                return job;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Drops a member, as the layout does when it fails.
+    fn fail(&self, member: u8) {
+        let live = self.disk_service.live.get(&name("a")).unwrap();
+        let target = tidegate_core::layout::Target(member);
+        live.order(tidegate_core::layout::LayoutOrder::Drop(target))
+            .unwrap();
+    }
+
+    /// Waits until the members have these states.
+    fn becomes(&self, states: &[MemberState]) {
+        while self.states() != states {
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn a_dropped_member_is_used_again_and_a_comparison_finds_all_equal() {
+    use MemberState::{InSync, Stale};
+    let stage = stage();
+    let [one, two] = mirrored(&stage);
+    assert_eq!(stage.states(), [InSync, InSync]);
+    stage.fail(1);
+    assert_eq!(stage.states(), [InSync, Stale]);
+    assert!(stage.disk_service.return_those_away());
+    stage.becomes(&[InSync, InSync]);
+    assert!(!stage.disk_service.return_those_away());
+    stage.over(|service| service.scrub(&name("a"), Default::default()));
+    let scrub = stage.disk_service.disk(&name("a")).unwrap().scrub.unwrap();
+    assert_eq!((scrub.compared_bytes, scrub.different), (SIZE, 0));
+    stage
+        .disk_service
+        .detach(&name("a"), Clients::Keep)
+        .unwrap();
+    // A difference behind the layout's back is found, and repaired if ordered.
+    let image = File::options()
+        .write(true)
+        .open(two.join("a/image"))
+        .unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&image, b"x", DATA_AT + 70_000).unwrap();
+    drop(image);
+    stage.attach("a", Outside::Agreed).unwrap();
+    let repair = tidegate_api::layout::DiskScrub {
+        differences: tidegate_api::layout::Differences::Repair,
+    };
+    stage.over(|service| service.scrub(&name("a"), repair));
+    let scrub = stage.disk_service.disk(&name("a")).unwrap().scrub.unwrap();
+    assert_eq!((scrub.different, scrub.repaired), (1, 1));
+    stage
+        .disk_service
+        .detach(&name("a"), Clients::Keep)
+        .unwrap();
+    let bytes = |path: &Path| {
+        fs::read(path.join("a/image")).unwrap()[usize::try_from(DATA_AT).unwrap()..].to_vec()
+    };
+    assert!(bytes(&one) == bytes(&two));
+}
+
+#[test]
+fn a_replaced_member_is_rebuilt_elsewhere_and_its_old_data_is_deleted() {
+    use MemberState::{InSync, Removed};
+    let stage = stage();
+    let [one, two] = mirrored(&stage);
+    let on = |text: &str| text.parse::<MemberPlace>().unwrap();
+    stage.over(|service| service.replace_member(&name("a"), 1, on("shared")));
+    assert_eq!(stage.states(), [InSync, InSync]);
+    assert!(!two.join("a").exists());
+    let copy = fs::read_to_string(stage.shared.join("a/member.toml")).unwrap();
+    assert_eq!(copy, fs::read_to_string(one.join("a/disk.toml")).unwrap());
+    assert!(copy.contains("datastore = \"shared\""), "{copy}");
+    stage.disk_service.remove_member(&name("a"), 1).unwrap();
+    assert_eq!(stage.states(), [InSync, Removed]);
+    assert!(!stage.shared.join("a").exists());
+    // It is attached without the removed member at the next start.
+    stage
+        .disk_service
+        .detach(&name("a"), Clients::Keep)
+        .unwrap();
+    stage.attach("a", Outside::Agreed).unwrap();
+    assert_eq!(stage.states(), [InSync, Removed]);
+    assert!(!stage.disk_service.return_those_away());
+    stage.over(|service| service.add_member(&name("a"), on("two")));
+    assert_eq!(stage.states(), [InSync, InSync]);
+    let listed = stage.disk_service.disk_members(&name("a")).unwrap();
+    assert_eq!(listed.members[1].datastore.as_str(), "two");
+    stage
+        .disk_service
+        .detach(&name("a"), Clients::Keep)
+        .unwrap();
+    stage.disk_service.delete(&name("a")).unwrap();
+    assert!(!one.join("a").exists() && !two.join("a").exists());
+}
+
+#[test]
+fn a_member_is_not_replaced_where_that_protects_nothing_and_nothing_is_left() {
+    let stage = stage();
+    mirrored(&stage);
+    let replace = |nth, on: &str| {
+        let place = on.parse().unwrap();
+        let refused = stage.disk_service.replace_member(&name("a"), nth, place);
+        refused.unwrap_err().to_string()
+    };
+    assert!(replace(1, "one").contains("protect nothing"));
+    assert!(replace(7, "shared").contains("no such member"));
+    assert!(replace(0, "shared").contains("descriptor is with it"));
+    let added = stage
+        .disk_service
+        .add_member(&name("a"), "shared".parse().unwrap());
+    assert!(added.unwrap_err().to_string().contains("no empty place"));
+    assert!(!stage.shared.join("a").exists());
+    assert_eq!(stage.states(), [MemberState::InSync; 2]);
+}
+
+#[test]
+fn a_mirror_without_a_member_is_attached_only_if_that_member_is_given_up() {
+    use MemberState::{Away, InSync};
+    let stage = stage();
+    let [_, two] = mirrored(&stage);
+    stage
+        .disk_service
+        .detach(&name("a"), Clients::Keep)
+        .unwrap();
+    let aside = stage.place.path().join("aside");
+    fs::rename(&two, &aside).unwrap();
+    let refused = stage.attach("a", Outside::Agreed).unwrap_err();
+    assert_eq!(refused.code, ProblemCode::Datastore, "{refused}");
+    assert!(refused.to_string().contains("member 1 on two"), "{refused}");
+    let _context = stage.runtime.enter();
+    let order = |without: u8| DiskAttach {
+        without: vec![without],
+        ..Default::default()
+    };
+    let refused = stage.disk_service.attach(&name("a"), order(2)).unwrap_err();
+    assert!(refused.to_string().contains("no member 2"), "{refused}");
+    stage.disk_service.attach(&name("a"), order(1)).unwrap();
+    assert_eq!(stage.states(), [InSync, Away]);
+    // Its datastore is back.
+    fs::rename(&aside, &two).unwrap();
+    assert!(stage.disk_service.return_those_away());
+    stage.becomes(&[InSync, InSync]);
+}
+
+#[test]
+fn a_mirror_is_attached_by_the_copy_of_its_descriptor_if_its_home_was_lost_while_it_ran() {
+    use MemberState::{Away, InSync};
+    let stage = stage();
+    let [one, _] = mirrored(&stage);
+    stage.fail(0);
+    stage
+        .disk_service
+        .detach(&name("a"), Clients::Keep)
+        .unwrap();
+    let aside = stage.place.path().join("aside");
+    fs::rename(&one, &aside).unwrap();
+    stage.attach("a", Outside::Agreed).unwrap();
+    assert_eq!(stage.states(), [Away, InSync]);
+    fs::rename(&aside, &one).unwrap();
+    assert!(stage.disk_service.return_those_away());
+    stage.becomes(&[InSync, InSync]);
 }

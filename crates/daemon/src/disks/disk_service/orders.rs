@@ -1,0 +1,385 @@
+//! Commands on the members of attached disks: added, replaced, removed and compared while guests use the disk.
+//!
+//! # Always true
+//! - A member's image is exchanged only after the layout has recorded that the member lacks writes.
+//! - The descriptor names a new member before the layout copies to it: after a crash the copy goes on there.
+//! - The old data of a replaced member is deleted only after the descriptor no longer names it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_api::descriptor::MemberPlace;
+use tidegate_api::job::Job;
+use tidegate_api::layout::{Differences, DiskScrub, MemberList};
+use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_core::layout::{LayoutOrder, MemberState, Target};
+
+use super::members::{OpenMembers, Opening, not_there};
+use super::{DiskService, layouts};
+use crate::config::plan::layout;
+use crate::disks::attached::Attached;
+use crate::disks::copy::Progress;
+use crate::host;
+use crate::os_error::{self, Outcome};
+use crate::store::Found;
+
+/// How often a job asks a layout how far it is.
+const EVERY: Duration = Duration::from_millis(200);
+
+/// How long a command waits until the engine has closed a member's old image.
+const CLOSING: Duration = Duration::from_secs(10);
+
+impl DiskService {
+    /// The members of a disk.
+    pub(crate) fn disk_members(&self, name: &Name) -> Outcome<MemberList> {
+        let disk = self.disk(name)?;
+        Ok(MemberList {
+            layout: disk.layout,
+            members: disk.members,
+        })
+    }
+
+    /// Compares the members of an attached disk.
+    pub(crate) fn scrub(&self, name: &Name, order: DiskScrub) -> Outcome<Job> {
+        let live = self.must_be_attached(name)?;
+        let repair = order.differences == Differences::Repair;
+        live.order(LayoutOrder::Scrub { repair })
+            .map_err(|e| e.within(format!("cannot compare the members of disk {name}")))?;
+        let what = match repair {
+            false => format!("compare the members of disk {name}"),
+            true => format!("compare the members of disk {name}, and repair differences"),
+        };
+        Ok(self.jobs.start(what, name.clone(), move |progress| {
+            follow_scrub(&live, progress)
+        }))
+    }
+
+    /// Gives an attached disk a member in an empty place.
+    pub(crate) fn add_member(&self, name: &Name, place: MemberPlace) -> Outcome<Job> {
+        let what = format!("cannot add a member to disk {name}");
+        let claim = self.claim(name, &what)?;
+        let (disk, _turn) = self.find_to_change(name)?;
+        let members = &disk.descriptor.members;
+        let Some(nth) = members.iter().position(|member| member.removed) else {
+            return Err(os_error::invalid(what)
+                .because("it has no empty place: a disk keeps the number of members that it was created with")
+                .remedy(format!(
+                    "replace a member: tidegate disk member replace {name} MEMBER --on {place}"
+                )));
+        };
+        claim.keep(&place.datastore);
+        self.exchange_member(disk, nth, place, &what)
+    }
+
+    /// Gives an attached disk another member in place of one.
+    pub(crate) fn replace_member(
+        &self,
+        name: &Name,
+        nth: usize,
+        place: MemberPlace,
+    ) -> Outcome<Job> {
+        let what = format!("cannot replace member {nth} of disk {name}");
+        let claim = self.claim(name, &what)?;
+        let (disk, _turn) = self.find_to_change(name)?;
+        must_have(&disk, nth, &what)?;
+        claim.keep(&place.datastore);
+        self.exchange_member(disk, nth, place, &what)
+    }
+
+    /// Removes a member of an attached disk, and its data. Its place is empty afterwards.
+    pub(crate) fn remove_member(&self, name: &Name, nth: usize) -> Outcome<()> {
+        let what = format!("cannot remove member {nth} of disk {name}");
+        let _claim = self.claim(name, &what)?;
+        let (mut disk, _turn) = self.find_to_change(name)?;
+        must_have(&disk, nth, &what)?;
+        must_not_be_home(&disk, nth, &what)?;
+        let live = self.must_be_attached(name).map_err(|e| e.within(&what))?;
+        if disk.descriptor.members[nth].removed {
+            return Ok(());
+        }
+        let old = self.member_of(&disk, nth);
+        drop_member(&live, nth).map_err(|e| e.within(&what))?;
+        disk.descriptor.members[nth].removed = true;
+        self.change_members(&live, &disk)?;
+        let image = live.set_member(nth, None, None, None)?;
+        self.delete_old(&disk, nth, old, &image);
+        tracing::info!(disk = %name, member = nth, "a member was removed");
+        Ok(())
+    }
+
+    /// Puts a new member in a place of an attached disk, and begins to rebuild it.
+    fn exchange_member(
+        &self,
+        mut disk: Found,
+        nth: usize,
+        place: MemberPlace,
+        what: &str,
+    ) -> Outcome<Job> {
+        must_not_be_home(&disk, nth, what)?;
+        let name = disk.name.clone();
+        let live = self.must_be_attached(&name).map_err(|e| e.within(what))?;
+        let spec = layout::of(&disk.descriptor)?;
+        if !spec.is_redundant() {
+            return Err(Problem::new(ProblemCode::Unsupported, what)
+                .because(format!(
+                    "its layout is {spec}: each byte is on one member only"
+                ))
+                .remedy("create a disk with another layout, and copy over NBD"));
+        }
+        let (old, was_removed) = (
+            self.member_of(&disk, nth),
+            disk.descriptor.members[nth].removed,
+        );
+        disk.descriptor.members[nth] = place;
+        let members = self.founds(&disk)?;
+        layouts::must_be_apart(spec, &members).map_err(|e| e.within(what))?;
+        let new = members
+            .into_iter()
+            .find_map(|(number, member)| (number == nth).then_some(member));
+        let new =
+            new.ok_or_else(|| os_error::invalid(what).remedy("name the new member with --on"))?;
+        self.must_be_usable(std::slice::from_ref(&new), false, what)?;
+        layouts::must_hold(nth, &new).map_err(|e| e.within(what))?;
+        self.store
+            .create_member(&disk, &new)
+            .map_err(|e| e.within(what))?;
+        let begun = self.begin_rebuild(&live, &disk, nth, &new);
+        let image = begun.map_err(|problem| match self.store.delete_member(&disk, &new) {
+            Ok(()) => problem.within(what),
+            Err(second) => problem.because(second).within(what),
+        })?;
+        if !was_removed {
+            self.delete_old(&disk, nth, old, &image);
+        }
+        tracing::info!(disk = %name, member = nth, on = %disk.descriptor.members[nth], "a member was replaced");
+        let what = format!(
+            "rebuild member {nth} of disk {name} on {}",
+            disk.descriptor.members[nth]
+        );
+        Ok(self.jobs.start(what, name, move |progress| {
+            follow_rebuild(&live, nth, progress)
+        }))
+    }
+
+    /// Exchanges a member's image, and orders the layout to copy everything to it.
+    fn begin_rebuild(
+        &self,
+        live: &Arc<Attached>,
+        disk: &Found,
+        nth: usize,
+        new: &Found,
+    ) -> Outcome<host::OldMember> {
+        drop_member(live, nth)?;
+        let mut open = self.others_open(disk, nth);
+        let opening = Opening {
+            order: &Default::default(),
+            is_borrowed: false,
+        };
+        self.open_member(new, nth, &opening, &mut open)?;
+        self.agree(disk)?;
+        self.change_members(live, disk)?;
+        let old = give(live, nth, open)?;
+        live.order(LayoutOrder::Replace(target(nth)))?;
+        Ok(old)
+    }
+
+    /// Opens an absent member of an attached disk again, and orders the layout to copy what it lacks.
+    pub(super) fn bring_member_back(&self, live: &Arc<Attached>, nth: usize) -> Outcome<()> {
+        let name = live.name();
+        let what = format!("cannot use member {nth} of disk {name} again");
+        let _claim = self.claim(name, &what)?;
+        let disk = self.find(name)?;
+        must_have(&disk, nth, &what)?;
+        let place = &disk.descriptor.members[nth];
+        let new = self
+            .member_of(&disk, nth)
+            .map_err(|e| not_there(name, nth, place, e))?;
+        if live.members().get(nth).is_some_and(Option::is_some) {
+            // Its image may be of a file system that is gone: it is closed first, since it has a lock.
+            let old = live.set_member(nth, None, None, None)?;
+            if !old.is_closed_within(CLOSING) {
+                return Err(Problem::new(ProblemCode::Datastore, what)
+                    .because("I/O that it received earlier has not ended")
+                    .remedy(format!("check datastore {}", place.datastore)));
+            }
+        }
+        let mut open = self.others_open(&disk, nth);
+        let opening = Opening {
+            order: &Default::default(),
+            is_borrowed: live.is_read_only() && !disk.descriptor.read_only,
+        };
+        self.open_member(&new, nth, &opening, &mut open)
+            .map_err(|e| not_there(name, nth, place, e))?;
+        // A new image has none of the layout's data yet: a crash may have kept that from it.
+        let order = match layouts::is_blank(&new) {
+            true => LayoutOrder::Replace(target(nth)),
+            false => LayoutOrder::Rebuild(target(nth)),
+        };
+        give(live, nth, open)?;
+        live.order(order)
+    }
+
+    /// A member as a plain disk, if its datastore can be used.
+    fn member_of(&self, disk: &Found, nth: usize) -> Outcome<Found> {
+        let parts = self.parts(disk)?.into_iter();
+        let found = parts
+            .filter(|part| part.nth == nth)
+            .map(|part| part.found)
+            .next();
+        found.unwrap_or_else(|| {
+            Err(Problem::new(
+                ProblemCode::NotFound,
+                format!("disk {} has no member {nth}", disk.name),
+            )
+            .remedy(format!("see `tidegate disk member list {}`", disk.name)))
+        })
+    }
+
+    /// The members whose datastores are known, by number.
+    fn founds(&self, disk: &Found) -> Outcome<Vec<(usize, Found)>> {
+        let spec = layout::of(&disk.descriptor)?;
+        let size = layout::member_size(spec, &disk.descriptor);
+        let places = disk.descriptor.members.iter().enumerate();
+        let there = places.filter(|(_, place)| !place.removed);
+        Ok(there
+            .filter_map(|(nth, _)| Some((nth, self.store.member(disk, nth, size).ok()?)))
+            .collect())
+    }
+
+    /// The other members of a disk, which are open and have their leases.
+    fn others_open(&self, disk: &Found, nth: usize) -> OpenMembers {
+        let mut found = self.founds(disk).unwrap_or_default();
+        found.retain(|(other, _)| *other != nth);
+        OpenMembers {
+            found,
+            ..OpenMembers::default()
+        }
+    }
+
+    /// Stores a changed list of members.
+    fn change_members(&self, live: &Attached, disk: &Found) -> Outcome<()> {
+        let settling = live.settling();
+        self.store.write_descriptor(disk)?;
+        if let Some(standing) = live.descriptor() {
+            live.set_descriptor(tidegate_api::descriptor::Descriptor {
+                members: disk.descriptor.members.clone(),
+                ..standing
+            });
+        }
+        live.note_stamp(None);
+        drop(settling);
+        self.write_copies(disk);
+        Ok(())
+    }
+
+    /// Deletes the data of a member that the descriptor no longer names, if it can be reached.
+    fn delete_old(&self, disk: &Found, nth: usize, old: Outcome<Found>, image: &host::OldMember) {
+        let deleted = old.and_then(|old| match image.is_closed_within(CLOSING) {
+            true => self.store.delete_member(disk, &old),
+            false => Err(
+                Problem::new(ProblemCode::Datastore, "its I/O in flight has not ended")
+                    .remedy("remove it by hand when its datastore responds"),
+            ),
+        });
+        if let Err(problem) = deleted {
+            tracing::warn!(disk = %disk.name, member = nth, %problem, "the data of a removed member stays where it is");
+        }
+    }
+}
+
+/// Gives a disk's member the image that was just opened.
+fn give(live: &Attached, nth: usize, mut open: OpenMembers) -> Outcome<host::OldMember> {
+    let mut images = open.images().into_iter();
+    let image = images.find(|image| image.member == nth);
+    let opened = open.opened.pop().flatten();
+    live.set_member(nth, opened, image, open.exports.pop())
+}
+
+/// Stops the use of a member, unless it is not used already.
+fn drop_member(live: &Attached, nth: usize) -> Outcome<()> {
+    match state_of(live, nth) {
+        Some(MemberState::OutOfSync) => Ok(()),
+        _ => live.order(LayoutOrder::Drop(target(nth))),
+    }
+}
+
+fn state_of(live: &Attached, nth: usize) -> Option<MemberState> {
+    Some(live.layout()?.members.get(nth)?.state)
+}
+
+fn target(nth: usize) -> Target {
+    Target(u8::try_from(nth).unwrap_or(u8::MAX))
+}
+
+fn must_have(disk: &Found, nth: usize, what: &str) -> Outcome<()> {
+    match nth < disk.descriptor.members.len() {
+        true => Ok(()),
+        false => Err(Problem::new(ProblemCode::NotFound, what)
+            .because("it has no such member")
+            .remedy(format!("see `tidegate disk member list {}`", disk.name))),
+    }
+}
+
+/// Fails for the first member, whose datastore has the disk's descriptor.
+fn must_not_be_home(disk: &Found, nth: usize, what: &str) -> Outcome<()> {
+    match nth {
+        0 => Err(Problem::new(ProblemCode::Unsupported, what)
+            .because(format!(
+                "the disk's descriptor is with it, on datastore {}",
+                disk.datastore
+            ))
+            .remedy("replace or remove another member; the first one cannot be exchanged yet")),
+        _ => Ok(()),
+    }
+}
+
+/// Follows a comparison until it ends.
+fn follow_scrub(live: &Attached, progress: &Progress) -> Outcome<()> {
+    loop {
+        let scrub = live.layout().and_then(|report| report.scrub);
+        let Some(scrub) = scrub else {
+            return Err(ended(live, "the comparison"));
+        };
+        progress.expect(scrub.to_compare);
+        progress.is_at(scrub.compared);
+        if !scrub.running {
+            return Ok(());
+        }
+        if let Err(cancelled) = progress.check() {
+            live.order(LayoutOrder::StopScrub)?;
+            return Err(cancelled);
+        }
+        std::thread::sleep(EVERY);
+    }
+}
+
+/// Follows a rebuild until its member is in sync. If the rebuild fails, it is tried again, and the job goes on.
+fn follow_rebuild(live: &Attached, nth: usize, progress: &Progress) -> Outcome<()> {
+    loop {
+        let report = live.layout();
+        let Some(member) = report.as_ref().and_then(|report| report.members.get(nth)) else {
+            return Err(ended(live, "the rebuild"));
+        };
+        if member.state == MemberState::InSync {
+            return Ok(());
+        }
+        progress.expect(member.to_copy);
+        progress.is_at(member.copied);
+        // The rebuild itself goes on: without it, the disk would stay degraded.
+        progress.check()?;
+        std::thread::sleep(EVERY);
+    }
+}
+
+fn ended(live: &Attached, what: &str) -> Problem {
+    let name = live.name();
+    Problem::new(
+        ProblemCode::Busy,
+        format!("{what} of disk {name} was interrupted"),
+    )
+    .because("the disk is no longer attached")
+    .remedy(format!(
+        "attach it: tidegate disk attach {name}; a rebuild goes on then"
+    ))
+}

@@ -1,0 +1,86 @@
+//! Notices of layouts, on their way from I/O threads to the monitor.
+//!
+//! # Always true
+//! - An I/O thread never waits here.
+//! - At most [`MOST`] notices wait. The disk's state shows what the others said.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tidegate_api::name::Name;
+use tidegate_core::layout::LayoutNotice;
+use tidegate_engine::NoticeSink;
+use tokio::sync::Notify;
+
+/// The most notices that wait: many more than the members of a host's disks.
+const MOST: usize = 4096;
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Notices {
+    waiting: Mutex<VecDeque<(Name, LayoutNotice)>>,
+    come: Notify,
+    /// Notified when a member is not in sync.
+    degraded: Notify,
+}
+
+impl Notices {
+    /// What a disk's layout reports to.
+    pub(crate) fn sink(self: &Arc<Notices>, disk: &Name) -> NoticeSink {
+        let (notices, disk) = (Arc::clone(self), disk.clone());
+        NoticeSink(Arc::new(move |notice| notices.add(&disk, notice)))
+    }
+
+    fn add(&self, disk: &Name, notice: LayoutNotice) {
+        let mut waiting = self.waiting();
+        if waiting.len() < MOST {
+            waiting.push_back((disk.clone(), notice));
+        }
+        drop(waiting);
+        self.come.notify_one();
+        if let LayoutNotice::Dropped { .. } | LayoutNotice::RebuildFailed { .. } = notice {
+            self.degraded.notify_one();
+        }
+    }
+
+    /// Takes out what waits.
+    pub(crate) fn take(&self) -> Vec<(Name, LayoutNotice)> {
+        self.waiting().drain(..).collect()
+    }
+
+    /// Waits until there is something to take.
+    pub(crate) async fn come(&self) {
+        self.come.notified().await;
+    }
+
+    /// Says that a disk was attached without a member.
+    pub(crate) fn note_degraded(&self) {
+        self.degraded.notify_one();
+    }
+
+    /// Waits until a member is not in sync.
+    pub(crate) async fn degraded(&self) {
+        self.degraded.notified().await;
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, VecDeque<(Name, LayoutNotice)>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidegate_core::layout::Target;
+
+    #[test]
+    fn notices_are_bounded_and_taken_once() {
+        let notices = Arc::new(Notices::default());
+        let NoticeSink(sink) = notices.sink(&"a".parse().unwrap());
+        for _ in 0..2 * MOST {
+            sink(LayoutNotice::Rebuilt { member: Target(1) });
+        }
+        assert_eq!(notices.take().len(), MOST);
+        assert!(notices.take().is_empty());
+    }
+}

@@ -1,0 +1,166 @@
+//! Events of layouts: what a disk's layout reports, as an event of a member's datastore.
+
+use tidegate_api::descriptor::MemberPlace;
+use tidegate_api::events::Happening;
+use tidegate_api::name::Name;
+use tidegate_core::layout::{LayoutNotice, LayoutReport, MemberState, Target};
+use tidegate_core::request::Fault;
+
+use crate::disks::attached::Attached;
+
+/// I/Os in flight below which a member does not count as slow: fewer come and go by chance.
+const WAITS: u32 = 4;
+
+/// The event of a notice, and the datastore that it concerns. A failed read that another member answered is only counted.
+pub(crate) fn happening(
+    disk: &Name,
+    live: Option<&Attached>,
+    notice: LayoutNotice,
+) -> Option<(Name, Happening)> {
+    // A disk that was detached meanwhile causes no further events.
+    let live = live.filter(|live| live.descriptor().is_some_and(|d| d.has_layout()))?;
+    let (place, disk) = (|member| datastore_of(live, member), disk.clone());
+    let home = || live.datastore().clone();
+    Some(match notice {
+        LayoutNotice::Dropped { member, fault } => (
+            place(member),
+            Happening::MemberDropped {
+                disk,
+                member: member.0,
+                why: words(fault).to_owned(),
+            },
+        ),
+        LayoutNotice::Rebuilding { member, bytes } => (
+            place(member),
+            Happening::MemberRebuilding {
+                disk,
+                member: member.0,
+                total_bytes: bytes,
+            },
+        ),
+        LayoutNotice::Rebuilt { member } => (
+            place(member),
+            Happening::MemberRebuilt {
+                disk,
+                member: member.0,
+            },
+        ),
+        LayoutNotice::RebuildFailed { member, fault } => (
+            place(member),
+            Happening::MemberRebuildFailed {
+                disk,
+                member: member.0,
+                why: words(fault).to_owned(),
+            },
+        ),
+        LayoutNotice::Lost => (home(), Happening::MembersLost { disk }),
+        LayoutNotice::Scrubbed(scrub) => (
+            home(),
+            Happening::Scrubbed {
+                disk,
+                compared_bytes: scrub.compared,
+                different: scrub.different,
+                repaired: scrub.repaired,
+                unreadable: scrub.unreadable,
+            },
+        ),
+        LayoutNotice::ReadFailed { .. } => return None,
+    })
+}
+
+/// What is worth knowing of a disk's members when its speed is explained: which of them are missing, and which one is slow.
+pub(crate) fn notes(places: &[MemberPlace], report: &LayoutReport) -> Vec<String> {
+    let mut notes = Vec::new();
+    let members = || report.members.iter().zip(places).enumerate();
+    for (nth, (member, place)) in members() {
+        let on = &place.datastore;
+        match member.state {
+            MemberState::InSync => {}
+            MemberState::OutOfSync => notes.push(format!(
+                "it is degraded: member {nth} on datastore {on} lacks writes and is not used"
+            )),
+            MemberState::Rebuilding => notes.push(format!(
+                "member {nth} on datastore {on} is being rebuilt: {} of {} MiB copied",
+                member.copied >> 20,
+                member.to_copy >> 20
+            )),
+        }
+    }
+    let mut used: Vec<_> = members()
+        .filter(|(_, (member, _))| member.state == MemberState::InSync)
+        .map(|(nth, (member, place))| (member.in_flight, nth, place))
+        .collect();
+    used.sort_by_key(|(in_flight, ..)| *in_flight);
+    if let [.., (second, ..), (most, nth, place)] = used.as_slice()
+        && *most >= WAITS
+        && *most > 2 * second
+    {
+        notes.push(format!(
+            "member {nth} on datastore {} is the slowest: it has {most} I/Os in flight, the others at most {second}",
+            place.datastore
+        ));
+    }
+    notes
+}
+
+fn datastore_of(live: &Attached, member: Target) -> Name {
+    let members = live.descriptor().map(|descriptor| descriptor.members);
+    let place = members.and_then(|members| members.into_iter().nth(member.0.into()));
+    place.map_or_else(|| live.datastore().clone(), |place| place.datastore)
+}
+
+/// A fault in words.
+fn words(fault: Fault) -> &'static str {
+    match fault {
+        Fault::Io => "an I/O error",
+        Fault::NoSpace => "its datastore is full",
+        Fault::Invalid => "it refused a request as invalid",
+        Fault::ReadOnly => "it is read-only",
+        Fault::Unsupported => "it does not support a request",
+        Fault::Gone => "it is not available",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidegate_core::layout::{LayoutSpec, MemberReport};
+
+    fn report(members: &[(MemberState, u32)]) -> LayoutReport {
+        let member = |&(state, in_flight): &(MemberState, u32)| MemberReport {
+            state,
+            in_flight,
+            faults: 0,
+            copied: 1 << 20,
+            to_copy: 4 << 20,
+        };
+        LayoutReport {
+            layout: LayoutSpec::Mirror,
+            members: members.iter().map(member).collect(),
+            scrub: None,
+        }
+    }
+
+    #[test]
+    fn missing_and_slow_members_are_named_by_their_datastores() {
+        use MemberState::{InSync, OutOfSync, Rebuilding};
+        let places = ["a", "b", "c"].map(|name| MemberPlace::on(name.parse().unwrap()));
+        let text = |members: &[_]| notes(&places, &report(members)).join("; ");
+        assert_eq!(text(&[(InSync, 9), (InSync, 8), (InSync, 7)]), "");
+        assert_eq!(text(&[(InSync, 3), (InSync, 0)]), "");
+        assert!(
+            text(&[(InSync, 2), (InSync, 30), (InSync, 3)])
+                .contains("member 1 on datastore b is the slowest")
+        );
+        let degraded = text(&[(InSync, 2), (OutOfSync, 0), (Rebuilding, 50)]);
+        assert!(
+            degraded.contains("degraded: member 1 on datastore b"),
+            "{degraded}"
+        );
+        assert!(
+            degraded.contains("member 2 on datastore c is being rebuilt: 1 of 4 MiB"),
+            "{degraded}"
+        );
+        assert!(!degraded.contains("slowest"), "{degraded}");
+    }
+}
