@@ -18,10 +18,19 @@ const MOST: usize = 4096;
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Notices {
-    waiting: Mutex<VecDeque<(Name, LayoutNotice)>>,
+    waiting: Mutex<VecDeque<(Name, Notice)>>,
     come: Notify,
     /// Notified when a member is not in sync.
     degraded: Notify,
+}
+
+/// What happened to a disk.
+#[derive(Clone, Debug)]
+pub(crate) enum Notice {
+    /// Its layout reports this.
+    Layout(LayoutNotice),
+    /// It was moved between these datastores.
+    Moved { from: Name, to: Name },
 }
 
 impl Notices {
@@ -31,20 +40,30 @@ impl Notices {
         NoticeSink(Arc::new(move |notice| notices.add(&disk, notice)))
     }
 
-    fn add(&self, disk: &Name, notice: LayoutNotice) {
+    /// Says that a disk was moved.
+    pub(crate) fn add_move(&self, disk: &Name, from: &Name, to: &Name) {
+        let (from, to) = (from.clone(), to.clone());
+        self.push(disk, Notice::Moved { from, to });
+    }
+
+    fn push(&self, disk: &Name, notice: Notice) {
         let mut waiting = self.waiting();
         if waiting.len() < MOST {
             waiting.push_back((disk.clone(), notice));
         }
         drop(waiting);
         self.come.notify_one();
+    }
+
+    fn add(&self, disk: &Name, notice: LayoutNotice) {
+        self.push(disk, Notice::Layout(notice));
         if let LayoutNotice::Dropped { .. } | LayoutNotice::RebuildFailed { .. } = notice {
             self.degraded.notify_one();
         }
     }
 
     /// Takes out what waits.
-    pub(crate) fn take(&self) -> Vec<(Name, LayoutNotice)> {
+    pub(crate) fn take(&self) -> Vec<(Name, Notice)> {
         self.waiting().drain(..).collect()
     }
 
@@ -63,7 +82,7 @@ impl Notices {
         self.degraded.notified().await;
     }
 
-    fn waiting(&self) -> MutexGuard<'_, VecDeque<(Name, LayoutNotice)>> {
+    fn waiting(&self) -> MutexGuard<'_, VecDeque<(Name, Notice)>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -28,6 +28,7 @@ use crate::clock;
 use crate::config::plan::policy;
 use crate::control;
 use crate::disks::attached::{self, Attached};
+use crate::disks::notices::Notice;
 use crate::host;
 use crate::listen::tls::expiry;
 use crate::observe::events::{self, Journal};
@@ -195,6 +196,14 @@ pub(crate) async fn listen_to_layouts(monitor: Arc<Monitor>) {
         }
         let at_ms = now_ms();
         for (disk, notice) in disk_service.notices().take() {
+            let notice = match notice {
+                Notice::Layout(notice) => notice,
+                Notice::Moved { from, to } => {
+                    let moved = Happening::DiskMoved { disk, from };
+                    monitor.journal().add(Some(&to), at_ms, moved);
+                    continue;
+                }
+            };
             if let LayoutNotice::Rebuilt { member } = notice {
                 disk_service.member_is_back(&disk, member.0.into());
             }

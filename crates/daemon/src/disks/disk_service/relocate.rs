@@ -284,7 +284,7 @@ impl DiskService {
             self.finish_move(&self.store.reread(&published)?)?;
         }
         self.forget_agreed(&source)?;
-        tracing::info!(disk = %name, %from, %to, "moved");
+        self.notices.add_move(name, from, to);
         Ok(())
     }
 
