@@ -15,7 +15,7 @@ use crate::layout::{
     BlockOutcome, Layout, LayoutCommand, LayoutCx, LayoutIo, LayoutOrder, LayoutReport, Map,
     OrderRefusal, Refusal, SubIo, TREE, Target, Tree,
 };
-use crate::request::{Data, Flags, IoId, Op, Outcome, Request};
+use crate::request::{Data, Fault, Flags, IoId, Op, Outcome, Request};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
@@ -270,7 +270,7 @@ impl StackCx<'_> {
     }
 
     /// Asks the layout that sent an I/O to a target what to do about its failure.
-    fn ask(&mut self, inside: &mut Inside, id: IoId, fault: crate::request::Fault) {
+    fn ask(&mut self, inside: &mut Inside, id: IoId, fault: Fault) {
         let tree = inside.layout.as_deref().expect("the disk has layouts");
         let io = self.ios.inside_mut(id);
         io.outcome = Ok(());
@@ -430,7 +430,11 @@ impl StackCx<'_> {
         let parked = self.unpark(id);
         assert!(parked, "a layout answers what it has taken");
         let io = self.ios.inside_mut(id);
-        io.outcome = outcome;
+        io.outcome = match (outcome, io.origin) {
+            // To a client, `Gone` says that the disk is being detached.
+            (Err(Fault::Gone), Origin::Guest(_) | Origin::Filter { .. }) => Err(Fault::Io),
+            (outcome, _) => outcome,
+        };
         io.returned = self.exit.now;
         let bottom = inside.layers.len();
         self.up_alone(inside, id, bottom);

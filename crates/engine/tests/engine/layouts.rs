@@ -86,6 +86,33 @@ fn a_stripe_of_files_keeps_its_bytes_over_a_detach() {
 }
 
 #[test]
+fn a_stripe_without_a_member_fails_what_is_there_and_serves_the_rest() {
+    let place = tempdir();
+    let paths = files(place.path(), STRIPE, 3);
+    let engine = engine(1);
+    let disk = attach(&engine, STRIPE, open_all(&paths));
+    let all = pattern(0, 7, LEN as usize);
+    let mut client = client(&disk);
+    client.write(0, &all).expect("a write");
+    let old = disk.set_member(Target(1), None).expect("it is replaced");
+    old.wait(PATIENCE).expect("the old image is closed");
+    for (chunk, served) in [(0, true), (1, false), (2, true), (3, true), (4, false)] {
+        let found = client.read(chunk << 14, 1 << 14);
+        let start = usize::try_from(chunk << 14).expect("small");
+        match served {
+            true => assert!(found.expect("a read") == all[start..start + (1 << 14)]),
+            // Not `Gone`: to a client that says that the disk is being detached.
+            false => assert_eq!(found, Err(Fault::Io)),
+        }
+    }
+    assert_eq!(client.read(0, 1 << 16), Err(Fault::Io));
+    let back = disk.set_member(Target(1), Some(open_file(&paths[1])));
+    drop(back.expect("it is replaced"));
+    assert!(client.read(0, LEN).expect("a read") == all);
+    disk.detach(PATIENCE).expect("the disk is detached");
+}
+
+#[test]
 fn a_stripe_may_be_over_datastores_of_every_kind() {
     let place = tempdir();
     let size = STRIPE.member_size(SIZE, 5);
