@@ -1,10 +1,12 @@
 //! The data path through crashes: every schedule of short workloads, long random runs, and what the simulator catches.
 
 use tidegate_core::filter::FilterSpec;
-use tidegate_sim::crash::explore::{Depth, Failure, explore, requests};
+use tidegate_core::layout::{LayoutOrder, Target};
+use tidegate_core::request::{Flags, Op};
+use tidegate_sim::crash::explore::{Act, Depth, Failure, explore, fail_each, requests};
 use tidegate_sim::crash::seeds;
 use tidegate_sim::crash::store::Defects;
-use tidegate_sim::crash::world::{Setup, Shape};
+use tidegate_sim::crash::world::{GuestRequest, Setup, Shape};
 
 /// Workloads of two requests, in every way.
 const TWO: Depth = Depth {
@@ -72,25 +74,163 @@ fn a_mirrored_disk_keeps_its_promises_through_a_crash_at_every_step_and_any_memb
         runs: 100_000,
     };
     holds_in_every_run(&mirror, 0, one);
-    // Those of two requests have too many runs to try them all here.
-    let sampled = Depth { runs: 200, ..one };
-    holds_in_every_run(
-        &mirror,
-        0,
-        Depth {
-            longest: 2,
-            ..sampled
-        },
-    );
+}
+
+/// What a mirror does besides requests, and requests that meet it.
+fn mirror_acts() -> Vec<Act> {
+    let acts = [
+        Act::Order(LayoutOrder::Drop(Target(1))),
+        Act::Order(LayoutOrder::Rebuild(Target(1))),
+        Act::Order(LayoutOrder::Replace(Target(1))),
+        Act::Order(LayoutOrder::Scrub { repair: true }),
+        Act::Wait,
+    ];
+    requests(0).into_iter().chain(acts).collect()
+}
+
+#[test]
+fn a_mirrored_disk_keeps_its_promises_in_sampled_runs_of_two_acts() {
+    // They have too many runs to try them all here.
+    let depth = Depth {
+        longest: 2,
+        faults: true,
+        runs: 60,
+    };
+    let mirror = disk(Shape::Mirror { members: 2 }, &[]);
+    let found = explore(&mirror, &mirror_acts(), depth);
+    if let Some(failure) = &found.failure {
+        panic_with(failure);
+    }
+}
+
+fn write(sector: u64, sectors: u64, flags: Flags) -> GuestRequest {
+    GuestRequest {
+        op: Op::Write,
+        flags,
+        sector,
+        sectors,
+    }
+}
+
+#[test]
+fn a_disk_that_moves_keeps_its_promises_through_a_crash_at_every_step_and_any_store_failing_once() {
+    let depth = Depth {
+        longest: 3,
+        faults: true,
+        runs: 200,
+    };
+    let acts = [
+        Act::Move,
+        Act::Guest(write(0, 2, Flags::NONE)),
+        Act::Guest(write(1, 2, Flags::FUA)),
+        Act::Guest(GuestRequest {
+            op: Op::Flush,
+            flags: Flags::NONE,
+            sector: 0,
+            sectors: 0,
+        }),
+    ];
+    let found = explore(&disk(Shape::Movable, &[]), &acts, depth);
+    if let Some(failure) = &found.failure {
+        panic_with(failure);
+    }
+    // Every run of a move alone, and of a write that meets it.
+    let all = Depth {
+        longest: 2,
+        runs: 20_000,
+        ..depth
+    };
+    let found = explore(&disk(Shape::Movable, &[]), &acts[..2], all);
+    if let Some(failure) = &found.failure {
+        panic_with(failure);
+    }
+    println!("{} runs, {} sampled", found.runs, found.sampled);
+}
+
+/// Each I/O of these acts fails in turn.
+fn holds_whatever_fails(shape: Shape, new: bool, acts: &[Act]) {
+    match fail_each(&disk(shape, &[]), new, acts) {
+        Ok(ios) => assert!(ios > 2, "{ios} I/Os of {acts:?}"),
+        Err(failure) => panic_with(&failure),
+    }
+}
+
+#[test]
+fn whichever_io_of_an_act_fails_a_disk_with_a_whole_member_has_no_error() {
+    let one = Target(1);
+    let flush = GuestRequest {
+        op: Op::Flush,
+        flags: Flags::NONE,
+        sector: 0,
+        sectors: 0,
+    };
+    let discard = GuestRequest {
+        op: Op::Discard,
+        ..write(7, 2, Flags::NONE)
+    };
+    let read = GuestRequest {
+        op: Op::Read,
+        ..write(6, 4, Flags::NONE)
+    };
+    let written = Act::Guest(write(7, 2, Flags::NONE));
+    let (flush, dropped) = (Act::Guest(flush), Act::Order(LayoutOrder::Drop(one)));
+    let acts: [&[Act]; 9] = [
+        &[written, flush, Act::Guest(read)],
+        &[written, Act::Guest(discard), Act::Guest(read), flush],
+        &[written, dropped, written, Act::Guest(read)],
+        &[
+            dropped,
+            written,
+            Act::Order(LayoutOrder::Rebuild(one)),
+            written,
+        ],
+        &[
+            dropped,
+            written,
+            Act::Order(LayoutOrder::Replace(one)),
+            written,
+        ],
+        &[
+            written,
+            Act::Order(LayoutOrder::Scrub { repair: true }),
+            written,
+        ],
+        &[written, Act::Wait, Act::Wait, written],
+        &[dropped, written, Act::Detach, Act::Guest(read)],
+        &[written, Act::Detach, Act::Guest(read)],
+    ];
+    for shape in [
+        Shape::Mirror { members: 2 },
+        Shape::Mirror { members: 3 },
+        Shape::MirrorStripe { members: 4 },
+    ] {
+        for acts in acts {
+            holds_whatever_fails(shape, false, acts);
+        }
+        holds_whatever_fails(shape, true, &[written, Act::Guest(read)]);
+    }
+    let moves = [Act::Move, written, Act::Guest(read), Act::Move, written];
+    holds_whatever_fails(Shape::Movable, false, &moves);
 }
 
 #[test]
 fn disks_keep_their_promises_through_random_runs() {
     let stripes = [2, 3].map(|targets| Shape::Stripe { targets });
     let mirrors = [2, 3].map(|members| Shape::Mirror { members });
-    for shape in [Shape::Plain].into_iter().chain(stripes).chain(mirrors) {
+    let others = [
+        Shape::Plain,
+        Shape::Movable,
+        Shape::MirrorStripe { members: 4 },
+    ];
+    for shape in others.into_iter().chain(stripes).chain(mirrors) {
         holds_in_random_runs(&disk(shape, &["stats"]), 100);
     }
+    // Several regions of a mirror's state.
+    let wide = Setup {
+        sectors: 2 * 2048 + 64,
+        ..disk(Shape::Mirror { members: 2 }, &["stats"])
+    };
+    holds_in_random_runs(&wide, 10);
 }
 
 /// A disk that breaks a promise, and a word of what is found.

@@ -206,6 +206,11 @@ impl Mirror {
         (1 << self.members) - 1
     }
 
+    /// Whether the member without which the others are worthless is among these.
+    fn leads(&self, members: u32) -> bool {
+        !self.kept && members & 1 == 1
+    }
+
     fn is_degraded(&self) -> bool {
         self.in_sync != self.all()
     }
@@ -235,7 +240,11 @@ impl Mirror {
 
     /// These members are not used from now on. What is answered from now on waits until that is recorded.
     fn drop_members(&mut self, cx: &mut LayoutCx<'_>, dropped: u32, fault: Fault) {
-        let dropped = dropped & self.active();
+        let dropped = match self.leads(dropped) {
+            // Only the leader's bytes count after a crash: the others are worthless without it.
+            true => self.active() & !dropped,
+            false => dropped & self.active(),
+        };
         if dropped == 0 {
             return;
         }
@@ -298,7 +307,7 @@ impl Layout for Mirror {
         if u32::from(tries) > self.in_sync.count_ones() || others == 0 {
             return Map::Done(Err(fault));
         }
-        if fault == Fault::Gone {
+        if fault == Fault::Gone && !self.leads(1 << member.0) {
             self.drop_members(cx, 1 << member.0, fault);
             self.record(cx);
         } else {
@@ -341,7 +350,7 @@ impl Layout for Mirror {
 
     fn hung(&mut self, cx: &mut LayoutCx<'_>, target: Target) {
         let bit = 1 << target.0;
-        if self.active() & bit == 0 || self.in_sync == bit {
+        if self.active() & bit == 0 || self.in_sync == bit || self.leads(bit) {
             return;
         }
         self.drop_members(cx, bit, Fault::Gone);

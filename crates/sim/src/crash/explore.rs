@@ -4,7 +4,8 @@
 //! A write that is not durable then persists whole, in part, or not at all. The disk is read, crashes again, and is read again.
 
 use super::choice::{AllChoices, Choose, RandomChoices, RecordedChoices};
-use super::world::{Formatted, GuestRequest, Setup, World};
+use super::world::{Failing, Formatted, GuestRequest, Setup, World};
+use tidegate_core::layout::LayoutOrder;
 use tidegate_core::request::{Fault, Flags, Op};
 
 /// The result of an enumeration.
@@ -29,14 +30,61 @@ pub struct Failure {
     pub trace: Vec<String>,
 }
 
+/// What a workload is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Act {
+    /// A guest's request.
+    Guest(GuestRequest),
+    /// A write whose buffer the guest changes before the answer.
+    Fickle(GuestRequest),
+    /// The guest changes that buffer now.
+    Scribble,
+    /// An administrator's order to the layouts.
+    Order(LayoutOrder),
+    /// Everything ends, and time passes until the next deadline.
+    Wait,
+    /// The next step of a move to another store.
+    Move,
+    /// The disk is detached and attached again.
+    Detach,
+}
+
+impl Act {
+    fn run(self, world: &mut World) {
+        match self {
+            Act::Guest(request) => world.submit(request),
+            Act::Fickle(request) => world.submit_fickle(request),
+            Act::Scribble => world.scribble(),
+            Act::Order(order) => world.order(order),
+            Act::Wait => world.wait(1),
+            Act::Move => drop(world.advance_move()),
+            Act::Detach => {
+                world.detach();
+                world.attach_again();
+            }
+        }
+    }
+
+    fn sectors(self) -> Option<(u64, u64)> {
+        match self {
+            Act::Guest(request) | Act::Fickle(request) if request.sectors > 0 => {
+                Some((request.sector, request.sector + request.sectors))
+            }
+            _ => None,
+        }
+    }
+}
+
 /// Requests to three sectors from `first` on, whose workloads cover what a disk can get wrong: overlap, FUA, flush,
 /// discard, zeroes.
-pub fn requests(first: u64) -> Vec<GuestRequest> {
-    let request = |op, flags, sector, sectors| GuestRequest {
-        op,
-        flags,
-        sector: if op == Op::Flush { 0 } else { first + sector },
-        sectors,
+pub fn requests(first: u64) -> Vec<Act> {
+    let request = |op, flags, sector, sectors| {
+        Act::Guest(GuestRequest {
+            op,
+            flags,
+            sector: if op == Op::Flush { 0 } else { first + sector },
+            sectors,
+        })
     };
     vec![
         request(Op::Write, Flags::NONE, 0, 2),
@@ -61,7 +109,7 @@ pub struct Depth {
 }
 
 /// Runs every workload of the requests in every way. Ends at the first breach.
-pub fn explore(setup: &Setup, requests: &[GuestRequest], depth: Depth) -> Explored {
+pub fn explore(setup: &Setup, requests: &[Act], depth: Depth) -> Explored {
     let mut found = Explored::default();
     let formatted = Formatted::new(setup);
     let setup = &formatted;
@@ -70,7 +118,7 @@ pub fn explore(setup: &Setup, requests: &[GuestRequest], depth: Depth) -> Explor
         loop {
             let of = u32::try_from(requests.len()).expect("there are few requests");
             let word = (0..length).map(|_| requests[words.choose(of) as usize]);
-            let workload: Vec<GuestRequest> = word.collect();
+            let workload: Vec<Act> = word.collect();
             found.workloads += 1;
             if let Err(choices) = all_runs(setup, &workload, depth, &mut found) {
                 found.failure = Some(again(setup, &workload, depth.faults, &choices));
@@ -90,7 +138,7 @@ pub fn explore(setup: &Setup, requests: &[GuestRequest], depth: Depth) -> Explor
 /// The choices of a run that breached something.
 fn all_runs(
     setup: &Formatted,
-    workload: &[GuestRequest],
+    workload: &[Act],
     depth: Depth,
     found: &mut Explored,
 ) -> Result<(), Vec<u32>> {
@@ -115,19 +163,14 @@ fn all_runs(
     Ok(())
 }
 
-fn holds(
-    setup: &Formatted,
-    workload: &[GuestRequest],
-    faults: bool,
-    choices: &mut dyn Choose,
-) -> bool {
+fn holds(setup: &Formatted, workload: &[Act], faults: bool, choices: &mut dyn Choose) -> bool {
     let mut world = setup.world();
     run(&mut world, workload, faults, choices);
     world.breach().is_none()
 }
 
 /// Runs a failed run once more, to record it.
-fn again(setup: &Formatted, workload: &[GuestRequest], faults: bool, choices: &[u32]) -> Failure {
+fn again(setup: &Formatted, workload: &[Act], faults: bool, choices: &[u32]) -> Failure {
     let mut world = setup.world();
     world.record();
     run(
@@ -142,7 +185,7 @@ fn again(setup: &Formatted, workload: &[GuestRequest], faults: bool, choices: &[
     }
 }
 
-fn run(world: &mut World, workload: &[GuestRequest], faults: bool, choices: &mut dyn Choose) {
+fn run(world: &mut World, workload: &[Act], faults: bool, choices: &mut dyn Choose) {
     // An orderly start.
     world.finish();
     let mut requests = workload.iter();
@@ -155,14 +198,18 @@ fn run(world: &mut World, workload: &[GuestRequest], faults: bool, choices: &mut
         }
         let to_submit = u32::from(requests.len() > 0);
         let in_flight = u32::try_from(world.in_flight()).expect("a workload is short");
-        let ways = to_submit + in_flight * (1 + faults_left);
+        // A move that has begun goes on, once nothing else is under way.
+        let moves = u32::from(world.is_moving() && in_flight == 0 && world.can_advance_move());
+        let ways = to_submit + in_flight * (1 + faults_left) + moves;
         if ways == 0 || choices.seldom() {
             world.crash(choices);
             break;
         }
         let choice = choices.choose(ways);
         if choice < to_submit {
-            world.submit(*requests.next().expect("one is left"));
+            requests.next().expect("one is left").run(world);
+        } else if choice == ways - moves {
+            world.advance_move();
         } else if choice - to_submit < in_flight {
             world.complete((choice - to_submit) as usize, Ok(()));
         } else {
@@ -171,20 +218,69 @@ fn run(world: &mut World, workload: &[GuestRequest], faults: bool, choices: &mut
         }
     }
     recover(world, choices);
-    // The sectors that the workload names.
-    let named = workload.iter().filter(|request| request.sectors > 0);
-    let first = named
-        .clone()
-        .map(|request| request.sector)
-        .min()
-        .unwrap_or(0);
-    let end = named
-        .map(|request| request.sector + request.sectors)
-        .max()
-        .unwrap_or(0);
-    world.verify(first..end, choices);
+    let sectors = named(workload);
+    world.verify(sectors.clone(), choices);
     world.crash_again(choices);
-    world.verify(first..end, choices);
+    world.verify(sectors, choices);
+}
+
+/// The sectors that a workload names.
+fn named(workload: &[Act]) -> std::ops::Range<u64> {
+    let named = || workload.iter().filter_map(|act| act.sectors());
+    let first = named().map(|(first, _)| first).min();
+    let end = named().map(|(_, end)| end).max();
+    first.unwrap_or(0)..end.unwrap_or(0)
+}
+
+/// Fails I/O number n of these acts, for n = 0, 1, 2 ... until there is no such I/O: once, and from then on for its target.
+/// Each act has ended before the next one. Returns how many I/Os there were.
+///
+/// # Errors
+/// What does not hold, with the trace of the run.
+pub fn fail_each(setup: &Setup, new: bool, acts: &[Act]) -> Result<u64, Failure> {
+    let formatted = Formatted::new(setup);
+    for after in 0.. {
+        let mut failed = false;
+        for (fault, lasts) in [
+            (Fault::Io, false),
+            (Fault::Gone, false),
+            (Fault::Gone, true),
+        ] {
+            let mut world = match new {
+                true => World::new(setup.clone()),
+                false => formatted.world(),
+            };
+            world.record();
+            if !new {
+                world.finish();
+            }
+            world.fail_later(Failing {
+                after,
+                fault,
+                lasts,
+            });
+            for act in acts {
+                act.run(&mut world);
+                world.finish();
+            }
+            failed |= world.has_failed();
+            world.return_all();
+            let choices = &mut RecordedChoices::new(&[]);
+            world.verify(named(acts), choices);
+            world.crash_again(choices);
+            world.verify(named(acts), choices);
+            if let Some(what) = world.breach() {
+                return Err(Failure {
+                    what: format!("I/O {after} fails with {fault:?}, lasting {lasts}: {what}"),
+                    trace: world.trace().to_vec(),
+                });
+            }
+        }
+        if !failed {
+            return Ok(after);
+        }
+    }
+    Ok(u64::MAX)
 }
 
 /// Opening after the crash goes its way, or is cut off by another crash at any step.

@@ -79,16 +79,22 @@ impl History {
 
     /// A write, zeroing or discard begins. Returns its moment, by which it is named later.
     pub fn write(&mut self, range: Range<u64>, stamp: u64) -> u64 {
+        self.write_either(range, stamp, stamp)
+    }
+
+    /// The same for a write whose buffer the guest changes meanwhile: a sector becomes either version.
+    pub fn write_either(&mut self, range: Range<u64>, stamp: u64, or: u64) -> u64 {
         let issued = self.tick();
         for versions in self.versions(range) {
-            versions.push(Version {
+            let stamps = std::iter::once(stamp).chain((stamp != or).then_some(or));
+            versions.extend(stamps.map(|stamp| Version {
                 stamp,
                 issued,
                 ended: NEVER,
                 replaces: true,
                 hidden: NEVER,
                 recoverable: true,
-            });
+            }));
         }
         issued
     }
@@ -163,6 +169,8 @@ impl History {
             for version in versions {
                 version.hidden = NEVER;
                 version.ended = version.ended.min(now);
+                // Only one of those that are left is there: a flush does not say which.
+                version.replaces = false;
             }
         }
     }
@@ -241,6 +249,18 @@ mod tests {
         assert!(may_read(&mut history, 1));
         history.crash();
         assert!(!may_read(&mut history, 2));
+    }
+
+    #[test]
+    fn a_flush_after_a_crash_makes_durable_what_the_crash_has_left() {
+        let mut history = History::new(1);
+        written(&mut history, 1, End::Durable);
+        history.write(0..1, 2);
+        history.crash();
+        let began = history.tick();
+        history.flushed(began);
+        history.crash();
+        assert!(may_read(&mut history, 1), "the write was lost");
     }
 
     #[test]

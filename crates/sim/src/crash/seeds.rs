@@ -2,13 +2,17 @@
 //!
 //! A run mixes overlapping requests, completions out of order, failed I/Os, changes of filters and crashes.
 
+use super::SECTOR;
 use super::choice::{Choose, RandomChoices, RecordedChoices};
 use super::explore::Failure;
 use super::world::{GuestRequest, Setup, World};
 use tidegate_core::filter::FilterSpec;
+use tidegate_core::layout::mirror::state::REGION;
 use tidegate_core::layout::{LayoutOrder, Target};
 use tidegate_core::request::{Fault, Flags, Op};
 
+/// Sectors of a region of a mirror's state.
+const REGION_SECTORS: u64 = REGION / SECTOR as u64;
 /// Requests under way at once, at most.
 const MOST_PENDING: usize = 8;
 
@@ -64,32 +68,50 @@ fn shorten(mut choices: Vec<u32>, fails: impl Fn(&[u32]) -> bool) -> Vec<u32> {
 }
 
 fn play(world: &mut World, choices: &mut dyn Choose, steps: u32) {
+    // One of so many I/Os fails.
+    let fails = [64, 256, u32::MAX][choices.choose(3) as usize];
     for _ in 0..steps {
         if world.breach().is_some() || choices.is_over() {
             break;
         }
-        step(world, choices);
+        step(world, choices, fails);
     }
     world.verify(0..world.sectors(), choices);
 }
 
-fn step(world: &mut World, choices: &mut dyn Choose) {
+fn step(world: &mut World, choices: &mut dyn Choose, fails: u32) {
     if world.effects() > 0 && choices.choose(8) > 0 {
         return world.perform();
     }
     match choices.choose(64) {
         0 => {
             world.crash(choices);
+            if choices.choose(4) == 0 {
+                return;
+            }
             world.verify(0..world.sectors(), choices);
         }
         1 => world.rearrange(filters(choices.choose(4))),
         2 => drop(world.pass_time()),
         3 => world.order(order(world.targets(), choices)),
-        4..32 if world.pending() < MOST_PENDING => world.submit(request(world.sectors(), choices)),
+        4 => world.hang(choices.choose(world.targets().into()) as usize),
+        5 => world.wait(1 + choices.choose(4)),
+        6 => world.scribble(),
+        7 => drop(world.advance_move()),
+        8..32 if world.pending() < MOST_PENDING => {
+            let request = request(world.sectors(), choices);
+            match choices.choose(4) {
+                0 => world.submit_fickle(request),
+                _ => world.submit(request),
+            }
+        }
         _ if world.in_flight() > 0 => {
             let in_flight = u32::try_from(world.in_flight()).expect("few are in flight");
             let which = choices.choose(in_flight) as usize;
-            let outcome = match choices.choose(256) {
+            if world.hangs(which) {
+                return;
+            }
+            let outcome = match choices.choose(fails) {
                 1 => Err(Fault::Io),
                 2 => Err(Fault::Gone),
                 _ => Ok(()),
@@ -135,7 +157,12 @@ fn request(disk: u64, choices: &mut dyn Choose) -> GuestRequest {
         let bound = u32::try_from(bound).expect("a simulated disk is small");
         u64::from(choices.choose(bound))
     };
-    let sector = within(disk, choices);
+    // On a large disk, around the edges of a mirror's regions.
+    let sector = match disk > 2 * REGION_SECTORS {
+        true => within(disk / REGION_SECTORS + 1, choices) * REGION_SECTORS + within(24, choices),
+        false => within(disk, choices),
+    };
+    let sector = sector.saturating_sub(if disk > 2 * REGION_SECTORS { 12 } else { 0 });
     let sectors = 1 + within((disk - sector).min(8), choices);
     let flags = match op.modifies() && choices.choose(4) == 1 {
         true => Flags::FUA,

@@ -28,12 +28,12 @@ pub(super) enum Opening {
     Fresh {
         left: u32,
     },
-    /// Blocks that have not been read, and the newest state of each member.
+    /// Blocks that have not been read, and the newest state of each member with its place.
     States {
         left: u32,
-        states: Vec<Option<State>>,
-        /// Where the newest of all was.
-        newest: (u64, u32),
+        states: Vec<Option<(State, u32)>>,
+        /// Members of which a block could not be read, one bit each. It may be the newest one.
+        unreadable: u32,
         refusal: Option<Refusal>,
     },
     /// The newest state is written to so many more members.
@@ -107,7 +107,7 @@ impl Mirror {
         self.opening = Some(Opening::States {
             left: 2 * usable.count_ones(),
             states: (0..self.members).map(|_| None).collect(),
-            newest: (0, 0),
+            unreadable: 0,
             refusal: None,
         });
         if usable == 0 {
@@ -143,17 +143,18 @@ impl Mirror {
             Some(Opening::States {
                 left,
                 states,
-                newest,
+                unreadable,
                 refusal,
             }) => {
                 *left -= 1;
                 let last = *left == 0;
+                *unreadable |= u32::from(outcome.is_err()) << member;
                 let known = &mut states[usize::from(member)];
                 match decode(disk, members, member, outcome) {
                     Ok(Some(state)) => {
-                        *newest = (*newest).max((state.sequence, number));
-                        if known.as_ref().is_none_or(|k| k.sequence < state.sequence) {
-                            *known = Some(state);
+                        let newer = |known: &(State, u32)| known.0.sequence < state.sequence;
+                        if known.as_ref().is_none_or(newer) {
+                            *known = Some((state, number));
                         }
                     }
                     Ok(None) => {}
@@ -181,23 +182,32 @@ impl Mirror {
     fn choose(&mut self, cx: &mut LayoutCx<'_>) {
         let Some(Opening::States {
             states,
-            newest: (_, place),
+            unreadable,
             refusal,
             ..
         }) = &mut self.opening
         else {
             return;
         };
-        let (states, place, refusal) = (core::mem::take(states), *place, *refusal);
-        self.records.place = place;
+        let (states, unreadable, refusal) = (core::mem::take(states), *unreadable, *refusal);
+        let readable = |member: usize| unreadable >> member & 1 == 0;
+        let states = states.into_iter().enumerate();
+        let states = states.map(|(member, state)| state.filter(|_| readable(member)));
+        let states: Vec<Option<(State, u32)>> = states.collect();
+        let newest = states.iter().flatten();
+        let newest = newest.max_by_key(|(state, _)| state.sequence).cloned();
+        let states: Vec<_> = states.into_iter().map(|s| Some(s?.0)).collect();
         if let Some(refusal) = refusal {
             return self.refuse(cx, refusal);
         }
-        let newest = states.iter().flatten();
-        let Some(newest) = newest.max_by_key(|state| state.sequence).cloned() else {
+        if let (None, Some(target)) = (&newest, each(unreadable).next()) {
+            return self.refuse(cx, Refusal::Missing(target));
+        }
+        let Some((newest, place)) = newest else {
             let first = (0..self.members).find(|member| self.without >> member & 1 == 0);
             return self.refuse(cx, Refusal::Damaged(Target(first.unwrap_or(0))));
         };
+        self.records.place = place;
         // A crash while a state is recorded leaves some members with the one before. What is older is an old copy.
         let current = |target: Target| {
             let state = states[usize::from(target.0)].as_ref();

@@ -362,13 +362,14 @@ impl Mirror {
             return self.after_record(cx, number, self.records.set_at);
         }
         // Of those that failed together one stays: what it has is what the disk has.
-        let all = failed & self.in_sync == self.in_sync;
+        let all = failed & self.in_sync == self.in_sync || self.leads(failed);
         let stays = if all {
             1 << self.in_sync.trailing_zeros()
         } else {
             0
         };
         let dropped = match (all, self.syncing) {
+            (true, _) if !self.kept => self.active(),
             (true, Some(syncing)) => failed | 1 << syncing.member,
             _ => failed,
         };

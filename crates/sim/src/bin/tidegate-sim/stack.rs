@@ -37,8 +37,9 @@ pub(crate) fn run(options: &Options) -> bool {
 }
 
 /// The disks that are tried, by name, and where their first chunk ends.
-const SHAPES: [(&str, Shape, u64); 7] = [
+const SHAPES: [(&str, Shape, u64); 8] = [
     ("plain", Shape::Plain, 1),
+    ("movable", Shape::Movable, 1),
     ("stripe of 2", Shape::Stripe { targets: 2 }, 8),
     ("stripe of 3", Shape::Stripe { targets: 3 }, 8),
     ("stripe of 4", Shape::Stripe { targets: 4 }, 8),
