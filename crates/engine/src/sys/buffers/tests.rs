@@ -231,3 +231,17 @@ fn a_buffer_in_the_kernel_is_not_released() {
     buffers.lend(data(slot, 0), 4096);
     buffers.release(slot);
 }
+
+#[test]
+fn the_checksum_of_scattered_bytes_is_castagnolis() {
+    let mut buffers = Buffers::new();
+    let slot = buffers.claim_pool(16_384).expect("memory");
+    cut(&mut buffers, slot, [3, 100, 9000]);
+    buffers.put(data(slot, 1), b"123456789");
+    assert_eq!(buffers.crc32c(data(slot, 1), 9), 0xe306_9283);
+    let bytes: Vec<u8> = (0..=255).cycle().take(10_000).collect();
+    buffers.put(data(slot, 50), &bytes);
+    let sum = buffers.crc32c(data(slot, 50), bytes.len());
+    assert_eq!(sum, crc32c::crc32c(&bytes));
+    buffers.release(slot);
+}
