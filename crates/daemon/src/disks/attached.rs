@@ -324,6 +324,20 @@ impl Attached {
             std::mem::replace(&mut standing.exports, exports)
         });
         drop(ended);
+        self.add_move(to);
+    }
+
+    /// Records that its descriptor is on another datastore now.
+    pub(crate) fn has_new_home(&self, to: &Name, descriptor: Descriptor, path: PathBuf) {
+        self.standing(|standing| {
+            standing.descriptor = descriptor;
+            standing.path = path;
+            standing.stamp = None;
+        });
+        self.add_move(to);
+    }
+
+    fn add_move(&self, to: &Name) {
         let mut moves = &self.moves;
         while let Some(moved) = moves.get() {
             moves = &moved.next;

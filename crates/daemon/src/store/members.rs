@@ -92,16 +92,19 @@ impl Store {
     pub(crate) fn create_member(&self, disk: &Found, member: &Found) -> Outcome<()> {
         let has_files = matches!(member.settings, DatastoreSettings::Dir { .. });
         let is_shared = member.descriptor.device.is_some() && member.folder.exists();
-        if !has_files || is_shared {
+        if member.is_copy && (!has_files || is_shared) {
             return Ok(());
         }
-        let image = member.descriptor.device.is_none();
+        let image = has_files && member.descriptor.device.is_none();
         let new = NewFolder {
             datastore: &member.datastore,
             settings: &member.settings,
             name: &disk.name,
             descriptor: &disk.descriptor,
-            file: MEMBER,
+            file: match member.is_copy {
+                true => MEMBER,
+                false => DESCRIPTOR,
+            },
             image: image.then_some((member.descriptor.size.0, Allocation::Thin)),
         };
         self.create_folder(&new, |_| Ok(()))

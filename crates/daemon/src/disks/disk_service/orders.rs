@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_api::descriptor::MemberPlace;
+use tidegate_api::descriptor::{Descriptor, MemberPlace};
 use tidegate_api::job::Job;
 use tidegate_api::layout::{Differences, DiskScrub, MemberList};
 use tidegate_api::name::Name;
@@ -81,6 +81,10 @@ impl DiskService {
     ) -> Outcome<Job> {
         let what = format!("cannot replace member {nth} of disk {name}");
         let claim = self.claim(name, &what)?;
+        if nth == 0 {
+            claim.keep(&place.datastore);
+            return self.exchange_home(name, place, &what);
+        }
         let (disk, _turn) = self.find_to_change(name)?;
         must_have(&disk, nth, &what)?;
         claim.keep(&place.datastore);
@@ -116,35 +120,18 @@ impl DiskService {
         place: MemberPlace,
         what: &str,
     ) -> Outcome<Job> {
-        must_not_be_home(&disk, nth, what)?;
-        let name = disk.name.clone();
-        let live = self.must_be_attached(&name).map_err(|e| e.within(what))?;
-        let spec = layout::of(&disk.descriptor)?;
-        if !spec.is_redundant() {
-            return Err(Problem::new(ProblemCode::Unsupported, what)
-                .because(format!(
-                    "its layout is {spec}: each byte is on one member only"
-                ))
-                .remedy("create a disk with another layout, and copy over NBD"));
-        }
-        let (old, was_removed) = (
-            self.member_of(&disk, nth),
-            disk.descriptor.members[nth].removed,
-        );
+        let live = self
+            .must_be_attached(&disk.name)
+            .map_err(|e| e.within(what))?;
+        let old = self.member_of(&disk, nth);
+        let was_removed = disk.descriptor.members[nth].removed;
         disk.descriptor.members[nth] = place;
-        let members = self.founds(&disk)?;
-        layouts::must_be_apart(spec, &members).map_err(|e| e.within(what))?;
-        let new = members
-            .into_iter()
-            .find_map(|(number, member)| (number == nth).then_some(member));
-        let new =
-            new.ok_or_else(|| os_error::invalid(what).remedy("name the new member with --on"))?;
-        self.must_be_usable(std::slice::from_ref(&new), false, what)?;
-        layouts::must_hold(nth, &new).map_err(|e| e.within(what))?;
+        let new = self.new_member(&disk, nth).map_err(|e| e.within(what))?;
         self.store
             .create_member(&disk, &new)
             .map_err(|e| e.within(what))?;
-        let begun = self.begin_rebuild(&live, &disk, nth, &new);
+        let commit = || self.change_members(&live, &disk);
+        let begun = self.begin_rebuild(&live, &disk, nth, &new, commit);
         let image = begun.map_err(|problem| match self.store.delete_member(&disk, &new) {
             Ok(()) => problem.within(what),
             Err(second) => problem.because(second).within(what),
@@ -152,14 +139,116 @@ impl DiskService {
         if !was_removed {
             self.delete_old(&disk, nth, old, &image);
         }
-        tracing::info!(disk = %name, member = nth, on = %disk.descriptor.members[nth], "a member was replaced");
-        let what = format!(
-            "rebuild member {nth} of disk {name} on {}",
-            disk.descriptor.members[nth]
-        );
-        Ok(self.jobs.start(what, name, move |progress| {
+        Ok(self.follow_new_member(live, &disk, nth))
+    }
+
+    /// Replaces the first member, whose datastore has the disk's descriptor. That datastore may be gone.
+    fn exchange_home(&self, name: &Name, place: MemberPlace, what: &str) -> Outcome<Job> {
+        let live = self.must_be_attached(name).map_err(|e| e.within(what))?;
+        let (before, is_there) = match self.find(name) {
+            Ok(found) => (found, true),
+            Err(problem) => (self.find_copy(name, problem)?, false),
+        };
+        let old = self.member_of(&before, 0);
+        let mut disk = Found {
+            datastore: place.datastore.clone(),
+            settings: self.store.datastore(&place.datastore)?,
+            is_copy: false,
+            ..before.clone()
+        };
+        // Without the old home there is nothing that could say that this descriptor does not count.
+        disk.descriptor.moved_from = is_there.then(|| before.datastore.clone());
+        disk.descriptor.members[0] = place;
+        let new = self.new_member(&disk, 0).map_err(|e| e.within(what))?;
+        disk.folder.clone_from(&new.folder);
+        self.store
+            .create_member(&disk, &new)
+            .map_err(|e| e.within(what))?;
+        let commit = || self.change_home(&live, &before, &disk, is_there);
+        let begun = self.begin_rebuild(&live, &disk, 0, &new, commit);
+        let image = begun.map_err(|problem| match self.live_is_on(&live, &disk) {
+            true => problem.within(what),
+            false => match self.store.delete_disk(&disk, ()) {
+                Ok(()) => problem.within(what),
+                Err(second) => problem.because(second).within(what),
+            },
+        })?;
+        let is_closed = image.is_closed_within(CLOSING);
+        if is_there && is_closed {
+            self.finish_move(&self.store.reread(&disk)?)?;
+            self.write_copies(&self.store.reread(&disk)?);
+        } else if let Ok(old) = old {
+            let left = old.folder.display();
+            tracing::warn!(disk = %name, %left, "the data of a replaced member stays where it is");
+        }
+        Ok(self.follow_new_member(live, &disk, 0))
+    }
+
+    fn live_is_on(&self, live: &Attached, disk: &Found) -> bool {
+        *live.datastore() == disk.datastore
+    }
+
+    /// Makes another datastore the home of an attached disk: one replacement of the old home's descriptor, if that is there.
+    fn change_home(
+        &self,
+        live: &Attached,
+        before: &Found,
+        disk: &Found,
+        is_there: bool,
+    ) -> Outcome<()> {
+        let settling = live.settling();
+        if is_there {
+            let mut void = before.clone();
+            void.descriptor.moved_to = Some(disk.datastore.clone());
+            self.store.write_descriptor(&void)?;
+        }
+        let standing = live.descriptor().unwrap_or_else(|| disk.descriptor.clone());
+        let standing = Descriptor {
+            members: disk.descriptor.members.clone(),
+            ..standing
+        };
+        live.has_new_home(&disk.datastore, standing, disk.descriptor_file());
+        drop(settling);
+        self.remember(|disks| {
+            disks.insert(disk.name.clone(), disk.datastore.clone());
+        })?;
+        self.write_copies(disk);
+        Ok(())
+    }
+
+    /// A disk's member that is to be created, checked.
+    fn new_member(&self, disk: &Found, nth: usize) -> Outcome<Found> {
+        let spec = layout::of(&disk.descriptor)?;
+        if !spec.is_redundant() {
+            return Err(Problem::new(
+                ProblemCode::Unsupported,
+                format!("its layout is {spec}: each byte is on one member only"),
+            )
+            .remedy("create a disk with another layout, and copy over NBD"));
+        }
+        // A datastore that this host does not have is an error of the new member only.
+        self.store
+            .datastore(&disk.descriptor.members[nth].datastore)?;
+        let members = self.founds(disk)?;
+        layouts::must_be_apart(spec, &members)?;
+        let new = members
+            .into_iter()
+            .find_map(|(number, member)| (number == nth).then_some(member));
+        let new = new.ok_or_else(|| {
+            os_error::invalid("the new member has no place").remedy("name one with --on")
+        })?;
+        self.must_be_usable(std::slice::from_ref(&new), false, "it cannot be there")?;
+        layouts::must_hold(nth, &new)?;
+        Ok(new)
+    }
+
+    fn follow_new_member(&self, live: Arc<Attached>, disk: &Found, nth: usize) -> Job {
+        let (name, on) = (disk.name.clone(), &disk.descriptor.members[nth]);
+        tracing::info!(disk = %name, member = nth, %on, "a member was replaced");
+        let what = format!("rebuild member {nth} of disk {name} on {on}");
+        self.jobs.start(what, name, move |progress| {
             follow_rebuild(&live, nth, progress)
-        }))
+        })
     }
 
     /// Exchanges a member's image, and orders the layout to copy everything to it.
@@ -169,6 +258,7 @@ impl DiskService {
         disk: &Found,
         nth: usize,
         new: &Found,
+        commit: impl FnOnce() -> Outcome<()>,
     ) -> Outcome<host::OldMember> {
         drop_member(live, nth)?;
         let mut open = self.others_open(disk, nth);
@@ -178,7 +268,7 @@ impl DiskService {
         };
         self.open_member(new, nth, &opening, &mut open)?;
         self.agree(disk)?;
-        self.change_members(live, disk)?;
+        commit()?;
         let old = give(live, nth, open)?;
         live.order(LayoutOrder::Replace(target(nth)))?;
         Ok(old)
@@ -262,7 +352,7 @@ impl DiskService {
         let settling = live.settling();
         self.store.write_descriptor(disk)?;
         if let Some(standing) = live.descriptor() {
-            live.set_descriptor(tidegate_api::descriptor::Descriptor {
+            live.set_descriptor(Descriptor {
                 members: disk.descriptor.members.clone(),
                 ..standing
             });
@@ -321,7 +411,7 @@ fn must_have(disk: &Found, nth: usize, what: &str) -> Outcome<()> {
     }
 }
 
-/// Fails for the first member, whose datastore has the disk's descriptor.
+/// Fails for the first member: its datastore has the disk's descriptor.
 fn must_not_be_home(disk: &Found, nth: usize, what: &str) -> Outcome<()> {
     match nth {
         0 => Err(Problem::new(ProblemCode::Unsupported, what)
@@ -329,7 +419,10 @@ fn must_not_be_home(disk: &Found, nth: usize, what: &str) -> Outcome<()> {
                 "the disk's descriptor is with it, on datastore {}",
                 disk.datastore
             ))
-            .remedy("replace or remove another member; the first one cannot be exchanged yet")),
+            .remedy(format!(
+                "replace it, or remove another one: tidegate disk member replace {} 0 --on DATASTORE",
+                disk.name
+            ))),
         _ => Ok(()),
     }
 }

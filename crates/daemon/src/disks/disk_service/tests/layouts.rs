@@ -462,7 +462,11 @@ fn a_member_is_not_replaced_where_that_protects_nothing_and_nothing_is_left() {
     };
     assert!(replace(1, "one").contains("protect nothing"));
     assert!(replace(7, "shared").contains("no such member"));
-    assert!(replace(0, "shared").contains("descriptor is with it"));
+    let removed = stage.disk_service.remove_member(&name("a"), 0).unwrap_err();
+    assert!(
+        removed.to_string().contains("descriptor is with it"),
+        "{removed}"
+    );
     let added = stage
         .disk_service
         .add_member(&name("a"), "shared".parse().unwrap());
@@ -517,4 +521,40 @@ fn a_mirror_is_attached_by_the_copy_of_its_descriptor_if_its_home_was_lost_while
     fs::rename(&aside, &one).unwrap();
     assert!(stage.disk_service.return_those_away());
     stage.becomes(&[InSync, InSync]);
+}
+
+#[test]
+fn the_first_member_is_replaced_and_the_disk_is_at_home_there() {
+    use MemberState::InSync;
+    let stage = stage();
+    let [one, two] = mirrored(&stage);
+    let on = |text: &str| text.parse::<MemberPlace>().unwrap();
+    stage.over(|service| service.replace_member(&name("a"), 0, on("shared")));
+    assert_eq!(stage.states(), [InSync, InSync]);
+    let at_home = |home: &Path, other: &Path| {
+        assert_eq!(files(&home.join("a")), ["disk.toml", "image"]);
+        let copy = fs::read_to_string(other.join("a/member.toml")).unwrap();
+        assert_eq!(copy, fs::read_to_string(home.join("a/disk.toml")).unwrap());
+        assert!(!copy.contains("moved"), "{copy}");
+    };
+    at_home(&stage.shared, &two);
+    assert!(!one.join("a").exists());
+    stage
+        .disk_service
+        .detach(&name("a"), Clients::Keep)
+        .unwrap();
+    stage.attach("a", Outside::Agreed).unwrap();
+    assert_eq!(stage.states(), [InSync, InSync]);
+    // Also if the home is lost.
+    stage.fail(0);
+    fs::rename(&stage.shared, stage.place.path().join("lost")).unwrap();
+    stage.over(|service| service.replace_member(&name("a"), 0, on("one")));
+    assert_eq!(stage.states(), [InSync, InSync]);
+    at_home(&one, &two);
+    stage
+        .disk_service
+        .detach(&name("a"), Clients::Keep)
+        .unwrap();
+    stage.attach("a", Outside::Agreed).unwrap();
+    assert_eq!(stage.states(), [InSync, InSync]);
 }
