@@ -89,6 +89,7 @@ fn shard(controlled: bool) -> f64 {
         shard.handle(Time::ZERO, Event::Control { control, scheduler }, &mut out);
         Box::new(Controlled {
             control,
+            members: Vec::new(),
             key: DiskKey(1),
             policy: Policy::default(),
             spent: None,

@@ -49,6 +49,7 @@ fn main() {
         };
         let controlled = Controlled {
             control: CONTROL,
+            members: Vec::new(),
             key: DiskKey(disk.into()),
             policy,
             spent: None,

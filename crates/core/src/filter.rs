@@ -184,6 +184,8 @@ pub struct Io {
     pub(crate) at: u64,
     /// The layout that sent it there.
     pub(crate) node: u8,
+    /// Which of the disk's controls counts it, if the disk has layouts.
+    pub(crate) via: u8,
     /// How often it has failed on a target.
     pub(crate) tries: u8,
     /// The filter that deferred it, and which way it was going. Below the lowest filter: it waits for its turn.

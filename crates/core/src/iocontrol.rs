@@ -118,6 +118,19 @@ impl Orders {
             parts: Vec::new(),
         }
     }
+
+    /// What holds of these orders where only limits apply: they do not depend on congestion.
+    pub(crate) fn for_limits(&self) -> Orders {
+        let mode = match self.mode {
+            Mode::Observe => Mode::Observe,
+            Mode::Off | Mode::On => Mode::Off,
+        };
+        Orders {
+            mode,
+            io_unit: self.io_unit,
+            ..Orders::idle(self.costs)
+        }
+    }
 }
 
 /// The scheduler's decision on an offered I/O.

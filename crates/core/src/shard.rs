@@ -26,9 +26,8 @@
 use crate::effect::{ControlId, Effect};
 use crate::filter::stats::Pulse;
 use crate::filter::{FilterKey, FilterReport, Io, Why};
-use crate::iocontrol::sampler::IoSampler;
 use crate::layout::{Arena, LayoutReport};
-use crate::qos::{QosState, Schedulers, scheduler_of};
+use crate::qos::{DiskQos, Schedulers};
 use crate::request::{Data, DiskId, Fault, IoId, Outcome, Request, Token};
 use crate::slab::Slab;
 use crate::stack::{Stack, StackCx};
@@ -40,7 +39,8 @@ use core::mem::ManuallyDrop;
 use dispatch::stack_cx;
 use gate::Gate;
 
-pub use event::{Controlled, Event};
+pub use crate::qos::Controlled;
+pub use event::Event;
 
 mod dispatch;
 mod event;
@@ -53,7 +53,7 @@ pub struct Shard {
     ios: Slab<Io>,
     /// By [`ControlId`].
     schedulers: Schedulers,
-    /// Disks with a filter that has deadlines.
+    /// Disks with a filter or a layout that has deadlines, or with limits before their layouts.
     timed: Vec<DiskId>,
     /// Disks with gathered I/Os that `flow` has not moved yet.
     ready: Vec<DiskId>,
@@ -68,7 +68,7 @@ struct Disk {
     read_only: bool,
     gate: Gate,
     stack: Stack,
-    qos: QosState,
+    qos: DiskQos,
     /// Whether it is in [`Shard::ready`].
     ready: bool,
     /// Requests that arrived while the filters change, in order.
@@ -173,7 +173,6 @@ impl Shard {
             let disk = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut);
             let Some(disk) = disk else { continue };
             let before = self.arena.free();
-            let control = disk.qos.control;
             let mut cx = stack_cx(
                 &mut self.ios,
                 &mut self.schedulers,
@@ -184,8 +183,7 @@ impl Shard {
                 out,
             );
             disk.stack.arena_ready(&mut cx);
-            self.finish_drain(now, id, out);
-            self.pick(now, control, out);
+            self.go_on(now, id, out);
             if self.arena.free() == before {
                 // It could not use what there is: more may come.
                 return;
@@ -199,7 +197,7 @@ impl Shard {
             return;
         };
         disk.ready = false;
-        let control = disk.qos.control;
+        let control = disk.qos.plain.control;
         let mut cx = stack_cx(
             &mut self.ios,
             &mut self.schedulers,
@@ -211,7 +209,11 @@ impl Shard {
         );
         disk.stack.flow(&mut cx);
         let asks = cx.exit.someone_waits();
-        if !matches!(disk.gate, Gate::Open) {
+        let open = matches!(disk.gate, Gate::Open);
+        if asks && control == ControlId::NONE {
+            self.pick_members(now, id, out);
+        }
+        if !open {
             self.finish_drain(now, id, out);
         }
         if asks {
@@ -266,12 +268,7 @@ impl Shard {
                     read_only,
                     gate: Gate::Open,
                     stack,
-                    qos: QosState {
-                        control: control
-                            .as_ref()
-                            .map_or(ControlId::NONE, |controlled| controlled.control),
-                        sampler: IoSampler::all(),
-                    },
+                    qos: DiskQos::none(),
                     ready: false,
                     waiting: VecDeque::new(),
                 };
@@ -288,25 +285,27 @@ impl Shard {
 
     /// When it next needs [`Event::Ticked`], and why.
     pub fn deadline(&self) -> Option<(Time, Why)> {
-        let filters = self
-            .timed
-            .iter()
-            .filter_map(|disk| self.disks[disk.0 as usize].as_ref()?.stack.deadline());
+        let timed = self.timed.iter();
+        let timed = timed.filter_map(|disk| self.disks[disk.0 as usize].as_ref());
+        let filters = timed.clone().filter_map(|disk| disk.stack.deadline());
+        let members = timed.filter_map(|disk| disk.qos.members.as_ref()?.deadline());
+        let members = members.map(|at| (at, Why::Limit));
         let schedulers = self.schedulers.iter().flatten();
         let limits = schedulers.filter_map(|scheduler| Some((scheduler.deadline()?, Why::Limit)));
-        filters.chain(limits).min_by_key(|(at, _)| *at)
+        filters
+            .chain(members)
+            .chain(limits)
+            .min_by_key(|(at, _)| *at)
     }
 
     /// The state of one disk; `None` for an unknown one.
     pub fn report(&self, disk: DiskId) -> Option<DiskReport> {
         let id = disk;
         let disk = self.disks.get(id.0 as usize)?.as_ref()?;
-        let place = self.schedulers.get(disk.qos.control.0 as usize);
-        let scheduler = place.and_then(Option::as_ref);
         Some(DiskReport {
             in_flight: disk.stack.in_flight(),
             waiting: disk.waiting.len(),
-            held: scheduler.map_or(0, |scheduler| scheduler.waiting(id)),
+            held: disk.qos.waiting(&self.schedulers, id),
             filters: disk.stack.reports(),
         })
     }
@@ -337,7 +336,7 @@ impl Shard {
         &mut self,
         now: Time,
         id: DiskId,
-        disk: Disk,
+        mut disk: Disk,
         control: Option<Box<Controlled>>,
         out: &mut Vec<Effect>,
     ) {
@@ -347,12 +346,8 @@ impl Shard {
         }
         assert!(self.disks[place].is_none(), "a disk is attached once");
         if let Some(controlled) = control {
-            let scheduler = scheduler_of(&mut self.schedulers, controlled.control)
-                .expect("the engine attaches disks only to controls that it has created");
-            scheduler.add(now, id, controlled.key, &controlled.policy);
-            if let Some(spent) = &controlled.spent {
-                scheduler.resume(now, id, spent);
-            }
+            let schedulers = &mut self.schedulers;
+            disk.qos.enrol(schedulers, now, id, &controlled);
         }
         self.disks[place] = Some(disk);
         self.note_timed();
@@ -363,7 +358,8 @@ impl Shard {
     fn note_timed(&mut self) {
         self.timed.clear();
         for (place, disk) in (0u32..).zip(&self.disks) {
-            if disk.as_ref().is_some_and(|disk| disk.stack.is_timed()) {
+            let is_timed = |disk: &Disk| disk.stack.is_timed() || disk.qos.members.is_some();
+            if disk.as_ref().is_some_and(is_timed) {
                 self.timed.push(DiskId(place));
             }
         }
@@ -425,6 +421,7 @@ impl Shard {
                 out,
             );
             disk.stack.tick(&mut cx);
+            disk.stack.pass_limits(&mut cx);
         }
         for place in 0..self.schedulers.len() {
             let control = u32::try_from(place).expect("controls are numbered in 32 bits");
@@ -450,7 +447,6 @@ impl Shard {
         act: impl FnOnce(&mut Stack, &mut StackCx<'_>) -> T,
     ) -> Option<T> {
         let disk = self.disks.get_mut(id.0 as usize)?.as_mut()?;
-        let control = disk.qos.control;
         let mut cx = stack_cx(
             &mut self.ios,
             &mut self.schedulers,
@@ -461,8 +457,7 @@ impl Shard {
             out,
         );
         let result = act(&mut disk.stack, &mut cx);
-        self.finish_drain(now, id, out);
-        self.pick(now, control, out);
+        self.go_on(now, id, out);
         self.feed(now, out);
         Some(result)
     }
@@ -477,7 +472,6 @@ impl Shard {
         out: &mut Vec<Effect>,
     ) {
         if let Some(disk) = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut) {
-            let control = disk.qos.control;
             let mut cx = stack_cx(
                 &mut self.ios,
                 &mut self.schedulers,
@@ -489,7 +483,7 @@ impl Shard {
             );
             disk.stack.side_done(&mut cx, filter, buffer, outcome);
             if cx.exit.waits {
-                self.pick(now, control, out);
+                self.go_on(now, id, out);
             }
         }
     }

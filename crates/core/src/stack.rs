@@ -23,16 +23,16 @@
 //!                  Effect::Start <──────┘     finish
 //! ```
 
-use crate::effect::{ControlId, Effect};
+use crate::effect::Effect;
 use crate::filter::batch::Diverted;
 use crate::filter::stats::Pulse;
 use crate::filter::{
     Batch, Command, Cx, Filter, FilterKey, FilterReport, GATHERED, Io, Lower, MAX_FILTERS, Origin,
     Verdict, Way, Why,
 };
-use crate::iocontrol::{Cost, Offer, Scheduler};
+use crate::iocontrol::Cost;
 use crate::layout::{Arena, Refusal, Target, Tree};
-use crate::qos::{QosState, Schedulers, scheduler_of};
+use crate::qos::{DiskQos, Schedulers, scheduler_of};
 use crate::request::{DiskId, Fault, IoId, Op, Outcome, Request, Token};
 use crate::slab::Slab;
 use crate::units::Time;
@@ -324,12 +324,11 @@ impl Stack {
             cx.run(&mut self.inside);
         }
         let mut waited = Vec::new();
-        let (now, disk) = (cx.exit.now, cx.exit.disk);
-        if let Some(scheduler) = cx.exit.scheduler() {
-            let (layers, ios) = (&self.inside.layers, &*cx.ios);
-            let gone = |id| is_gone(id, tokens, layers, ios);
-            scheduler.abandon(now, disk, gone, &mut waited);
-        }
+        let exit = &mut cx.exit;
+        let (layers, ios) = (&self.inside.layers, &*cx.ios);
+        let gone = |id| is_gone(id, tokens, layers, ios);
+        exit.qos
+            .abandon(exit.schedulers, exit.now, exit.disk, gone, &mut waited);
         for id in waited {
             let io = cx.ios.inside_mut(id);
             let parked = io.parked.take();
@@ -393,8 +392,8 @@ pub(crate) struct StackExit<'a> {
     pub(crate) now: Time,
     pub(crate) disk: DiskId,
     pub(crate) schedulers: &'a mut Schedulers,
-    /// The disk's I/O control: its scheduler and sampler.
-    pub(crate) qos: &'a mut QosState,
+    /// The disk's I/O control.
+    pub(crate) qos: &'a mut DiskQos,
     /// Whether an I/O of this pass was queued in the scheduler.
     pub(crate) waits: bool,
     /// Buffers for layouts' own bytes.
@@ -461,6 +460,7 @@ fn entering(now: Time, id: IoId, origin: Origin, request: &Request, follows: boo
         target: Target(0),
         at: request.offset,
         node: 0,
+        via: 0,
         tries: 0,
         parked: Some((GATHERED, Way::Down)),
     }
@@ -480,12 +480,16 @@ impl StackExit<'_> {
     #[inline(always)]
     fn offer(&mut self, io: &mut Io, level: u8) {
         io.offered = self.now;
-        let counts = self.qos.control != ControlId::NONE
-            && !self.qos.sampler.skips(io.op, io.offset, io.len);
-        if counts && !self.may_start(io) {
+        if self.qos.plain.counts(io) && !self.may_start(io) {
             io.parked = Some((level, Way::Down));
             return;
         }
+        self.begin(io);
+    }
+
+    /// Gives an I/O to its target.
+    #[inline(always)]
+    fn begin(&mut self, io: &mut Io) {
         io.parked = None;
         io.issued = self.now;
         self.out.push(start(self.disk, io));
@@ -494,49 +498,22 @@ impl StackExit<'_> {
     /// Whether the scheduler starts the I/O now; otherwise it queues it.
     #[inline(always)]
     fn may_start(&mut self, io: &mut Io) -> bool {
-        let Some(scheduler) = scheduler_of(self.schedulers, self.qos.control) else {
-            return true;
-        };
-        let (now, disk, op, len) = (self.now, self.disk, io.op, io.len);
-        if let Some((times, sequential)) = self.qos.sampler.sampled(op, io.offset, len) {
-            if let Some(cost) = scheduler.start_for(now, disk, op, len, sequential, times.into()) {
-                (io.cost, io.times) = (cost, times);
-                return true;
-            }
-            // The disk has so much in flight that every I/O must be counted.
-            self.qos.sampler.enable(false);
-        }
-        io.times = 1;
-        // In two halves: the common one returns here without a match on its result.
-        if let Some(cost) = scheduler.start_at_once(now, disk, op, io.offset, len) {
-            io.cost = cost;
-            return true;
-        }
-        match scheduler.consider(now, disk, io.id, op, io.offset, len) {
-            Offer::Start(cost) => {
-                io.cost = cost;
-                true
-            }
-            Offer::Wait => {
-                self.waits = true;
-                false
-            }
-        }
+        let may = self
+            .qos
+            .plain
+            .may_start(self.schedulers, self.now, self.disk, io);
+        self.waits |= !may;
+        may
     }
 
-    /// Whether the caller must call the scheduler's `pick`.
+    /// Whether the caller must call `pick` of the disk's schedulers.
     #[inline(always)]
     pub(crate) fn someone_waits(&mut self) -> bool {
+        let members = self.qos.members.as_ref();
         self.waits
-            || self
-                .scheduler()
+            || scheduler_of(self.schedulers, self.qos.plain.control)
                 .is_some_and(|scheduler| scheduler.someone_waits())
-    }
-
-    /// The scheduler of the disk's datastore, if that is under I/O control.
-    #[inline(always)]
-    pub(crate) fn scheduler(&mut self) -> Option<&mut Scheduler> {
-        scheduler_of(self.schedulers, self.qos.control)
+            || members.is_some_and(|members| members.someone_waits(self.schedulers))
     }
 }
 

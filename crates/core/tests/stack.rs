@@ -406,6 +406,7 @@ fn calm(shard: &mut Shard) -> Box<Controlled> {
     assert_eq!(out, []);
     Box::new(Controlled {
         control,
+        members: Vec::new(),
         key: DiskKey(7),
         policy: Policy::default(),
         spent: None,

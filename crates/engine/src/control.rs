@@ -36,11 +36,13 @@ use tidegate_core::request::DiskId;
 use tidegate_core::units::Time;
 
 mod accounts;
+mod disk_control;
 mod governor_thread;
 mod slot_io;
 mod slots;
 
 pub(crate) use accounts::Accounts;
+pub(crate) use disk_control::DiskControl;
 
 /// Events stored until they are taken; older ones are counted and dropped.
 const EVENTS: usize = 256;

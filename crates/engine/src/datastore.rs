@@ -11,6 +11,7 @@
 use self::condition::Condition;
 use self::fenced::Fenced;
 use crate::blocking::{BlockingWorker, Done};
+use crate::control::UnderControl;
 use crate::lease::Lease;
 use crate::lease::fence::Fence;
 use crate::sys::buffers::Buffers;
@@ -148,6 +149,8 @@ pub struct OpenedImage {
     pub(crate) condition: Arc<Condition>,
     /// Whether all of it is known to read as zeroes. Then the members of a new mirror are equal.
     pub(crate) is_zero: bool,
+    /// Its datastore's control, if that is not its disk's.
+    pub(crate) control: Option<UnderControl>,
     /// Dropped after the image.
     pub(crate) lease: Option<Lease>,
 }
@@ -159,6 +162,7 @@ impl OpenedImage {
             info,
             condition: Arc::default(),
             is_zero: false,
+            control: None,
             lease: None,
         }
     }
@@ -171,6 +175,17 @@ impl OpenedImage {
     /// Records damage in `condition`.
     fn with_condition(self, condition: Arc<Condition>) -> OpenedImage {
         OpenedImage { condition, ..self }
+    }
+
+    /// Names the control of the image's datastore. Otherwise that of its disk holds ([`DiskSpec::control`]).
+    ///
+    /// [`DiskSpec::control`]: crate::DiskSpec::control
+    #[must_use]
+    pub fn under_control(self, under: UnderControl) -> OpenedImage {
+        OpenedImage {
+            control: Some(under),
+            ..self
+        }
     }
 
     /// Ties the image to a lease, which is released when the image is closed. Nothing is written after the lease's

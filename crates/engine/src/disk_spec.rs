@@ -33,7 +33,9 @@ pub struct DiskSpec {
     pub layout: LayoutSpec,
     /// Details of its layout. A disk of one image has none.
     pub layout_options: LayoutOptions,
-    /// The control of its datastore, and its policy there; without one its I/O is never scheduled.
+    /// The control of its datastore, and its policy there; without one its I/O is never scheduled. Of a disk with a
+    /// layout: for those of its images that name no control of their own
+    /// ([`OpenedImage::under_control`](crate::datastore::OpenedImage::under_control)).
     pub control: Option<UnderControl>,
 }
 

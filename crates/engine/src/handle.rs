@@ -7,7 +7,9 @@
 //! - a disk lives on one I/O thread, its home, from attach to detach
 //! - the rings of one front end at a time run on a disk; those of the next start when everything of the last has ended
 
-use crate::control::{self, Accounts, Control, GovernedThread, WeakControl};
+use crate::control::{
+    self, Accounts, Control, DiskControl, GovernedThread, UnderControl, WeakControl,
+};
 use crate::datastore::OpenedImage;
 use crate::datastore::condition::Condition;
 use crate::disk_spec::DiskSpec;
@@ -20,7 +22,7 @@ use crate::vhost::VhostDevice;
 use members::Attaching;
 pub use members::OldImage;
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
@@ -106,7 +108,9 @@ pub(crate) struct DiskCore {
     conditions: Mutex<Vec<Arc<Condition>>>,
     /// Held while the images change, which may wait for I/O in flight.
     changing_images: Mutex<()>,
-    controlled: bool,
+    /// Whether any of its images is under control.
+    controlled: AtomicBool,
+    accounts: Arc<Accounts>,
     filters: Mutex<Filters>,
     numbers: Arc<Mutex<Vec<bool>>>,
     load: Arc<AtomicUsize>,
@@ -187,18 +191,17 @@ impl Engine {
     }
 
     /// Sends a disk to the I/O thread with the fewest.
-    fn begin_attach(&self, mut spec: DiskSpec, images: Vec<OpenedImage>) -> Result<Attaching> {
+    fn begin_attach(&self, mut spec: DiskSpec, mut images: Vec<OpenedImage>) -> Result<Attaching> {
         check(&spec)?;
-        let control = spec.control.take().map(Box::new);
-        if let Some(under) = &control
-            && !under.control.belongs_to(&self.accounts)
-        {
-            let text = format!(
-                "disk {}: its I/O control belongs to another engine",
-                spec.name
-            );
-            return Err(Error::new(Kind::Invalid, text));
+        let under = spec.control.take();
+        let named: Vec<_> = images
+            .iter_mut()
+            .map(|image| image.control.take())
+            .collect();
+        for under in under.iter().chain(named.iter().flatten()) {
+            check_control(&self.accounts, &spec.name, under)?;
         }
+        let control = DiskControl::new(under, named).map(Box::new);
         let keys = (0..).map(FilterKey);
         let known = spec
             .filters
@@ -229,7 +232,8 @@ impl Engine {
             changing_images: Mutex::new(()),
             device: Arc::new(VhostDevice::new(id, spec, Arc::clone(&thread.inbox))),
             thread: at,
-            controlled: control.is_some(),
+            controlled: AtomicBool::new(control.is_some()),
+            accounts: Arc::clone(&self.accounts),
             filters: Mutex::new(Filters {
                 next_key: u32::try_from(specs.len()).unwrap_or(u32::MAX),
                 specs,
@@ -430,10 +434,16 @@ fn check(spec: &DiskSpec) -> Result<()> {
             format!("{} queues: 1 to 256 are possible", spec.queues),
         ));
     }
-    if let Some(under) = &spec.control {
-        check_policy(&under.policy)?;
-    }
     check_filters(&spec.filters)
+}
+
+/// Rejects the control of another engine, and an invalid policy.
+fn check_control(accounts: &Arc<Accounts>, disk: &str, under: &UnderControl) -> Result<()> {
+    if under.control.belongs_to(accounts) {
+        return check_policy(&under.policy);
+    }
+    let text = format!("disk {disk}: its I/O control belongs to another engine");
+    Err(Error::new(Kind::Invalid, text))
 }
 
 /// Rejects a policy whose values are out of range or contradict each other.

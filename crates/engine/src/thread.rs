@@ -18,7 +18,7 @@
 //! ```
 
 use crate::blocking::BlockingWorker;
-use crate::control::{Control, GovernorMessage};
+use crate::control::{DiskControl, GovernorMessage};
 use crate::datastore::{Image, ImageCx};
 use crate::device::nbd::Connection;
 use crate::device::ring::RingDevice;
@@ -42,7 +42,6 @@ use std::sync::mpsc::Sender;
 use tally::Tally;
 use tidegate_core::effect::{ControlId, Effect};
 use tidegate_core::filter::FilterKey;
-use tidegate_core::iocontrol::DiskKey;
 use tidegate_core::request::{DiskId, IoId, Outcome};
 use tidegate_core::shard::Event;
 use tidegate_core::units::{Span, Time};
@@ -104,8 +103,8 @@ pub(crate) struct AttachedDisk {
     sides: Vec<(FilterKey, Arc<OwnedFd>)>,
     detaching: Option<Detaching>,
     changing: Option<commands::Reply>,
-    /// Its datastore's control, which lives as long as the disk is here, and the disk's key in it.
-    control: Option<(Control, DiskKey)>,
+    /// The controls of its datastores.
+    control: Option<DiskControl>,
 }
 
 /// The channel for a command's result.

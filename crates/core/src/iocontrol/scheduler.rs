@@ -30,7 +30,7 @@ use super::cost::{Prices, counted_len};
 use super::disk::{CREDIT, Disk, Place};
 use super::limit::{Spent, moment};
 use super::policy::{Policy, units};
-use super::shared::{Member, SharedHandle};
+use super::shared::{Member, Shared, SharedHandle};
 use super::tags::{Heap, SCALE_BITS, virtual_span};
 use super::{Bin, Cost, DiskKey, Hold, Mode, Offer, Orders, Pick, Usage};
 use crate::request::{DiskId, IoId, Op};
@@ -138,6 +138,23 @@ impl Scheduler {
             bins: Bins::default(),
             active: false,
             now: Time::ZERO,
+        }
+    }
+
+    /// A scheduler that only has limits, for one disk that is on several datastores. Its settings are this one's, and it
+    /// shares the groups.
+    pub(crate) fn limits_only(&self, now: Time) -> Scheduler {
+        let shared = Shared::new(1, self.member.groups_handle());
+        let mut limits = Scheduler::new(0, shared, self.io_unit);
+        limits.steer(now, &self.orders_for_limits());
+        limits
+    }
+
+    /// The orders that such a scheduler follows.
+    pub(crate) fn orders_for_limits(&self) -> Orders {
+        Orders {
+            io_unit: self.io_unit,
+            ..self.orders.for_limits()
         }
     }
 
@@ -511,6 +528,14 @@ impl Scheduler {
             self.release_from_part(now, disk.0);
         }
         anew
+    }
+
+    /// Ends an I/O that only had to pass the limits here, as soon as it has.
+    pub(crate) fn passed(&mut self, now: Time, disk: DiskId, cost: Cost) {
+        self.member.finish(cost.0);
+        if let Some(account) = self.accounts.get_mut(disk.0 as usize) {
+            account.ended(now, cost.0);
+        }
     }
 
     /// Counts a completion on a congested datastore for the cost learner.

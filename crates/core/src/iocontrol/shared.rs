@@ -156,6 +156,11 @@ impl Member {
         &self.shared.groups
     }
 
+    /// The same, for a scheduler that shares them.
+    pub fn groups_handle(&self) -> &GroupsHandle {
+        &self.shared.groups
+    }
+
     /// Whether no other thread serves this datastore.
     #[inline]
     pub fn is_alone(&self) -> bool {

@@ -8,12 +8,12 @@
 //!   it. That is the case for every I/O of an uncongested datastore
 //! - a control is released after its last disk (asserted)
 
-use super::{Event, Shard};
+use super::{Disk, Event, Shard};
 use crate::effect::{ControlId, Effect};
 use crate::filter::Io;
-use crate::iocontrol::{Bin, Pick, Usage};
+use crate::iocontrol::{Bin, Orders, Pick, Usage};
 use crate::layout::Arena;
-use crate::qos::{QosState, Schedulers, scheduler_of};
+use crate::qos::{DiskQos, Schedulers, scheduler_of};
 use crate::request::DiskId;
 use crate::slab::Slab;
 use crate::stack::{self, StackCx, StackExit};
@@ -25,7 +25,7 @@ use alloc::vec::Vec;
 pub(super) fn stack_cx<'a>(
     ios: &'a mut Slab<Io>,
     schedulers: &'a mut Schedulers,
-    qos: &'a mut QosState,
+    qos: &'a mut DiskQos,
     arena: &'a mut Arena,
     now: Time,
     disk: DiskId,
@@ -61,30 +61,115 @@ impl Shard {
             Event::Release { control } => {
                 let mut disks = self.disks.iter().flatten();
                 assert!(
-                    disks.all(|disk| disk.qos.control != control),
+                    disks.all(|disk| !disk.qos.uses(control)),
                     "a control is released after its last disk"
                 );
                 if let Some(place) = self.schedulers.get_mut(control.0 as usize) {
                     *place = None;
                 }
             }
-            Event::Steer { control, orders } => {
-                if let Some(scheduler) = scheduler_of(&mut self.schedulers, control) {
-                    scheduler.steer(now, &orders);
-                }
-                self.update_sampling(control);
-                self.pick(now, control, out);
-            }
+            Event::Steer { control, orders } => self.steer(now, control, &orders, out),
             Event::Policy { disk, policy } => {
-                let control = self.disk(disk).qos.control;
-                if let Some(scheduler) = scheduler_of(&mut self.schedulers, control) {
-                    scheduler.change(now, disk, &policy);
-                }
-                self.update_sampling(control);
-                self.pick(now, control, out);
+                let (of, schedulers) = self.disk_and_schedulers(disk);
+                of.qos.set_policy(schedulers, now, disk, &policy);
+                self.controls_changed(now, disk, out);
+            }
+            Event::Controls { disk, controlled } => {
+                // Those that the disk leaves have room now.
+                let before: Vec<ControlId> = self.controls(disk).collect();
+                let (of, schedulers) = self.disk_and_schedulers(disk);
+                let is_idle = of.stack.is_quiet();
+                let controlled = controlled.as_deref();
+                of.qos.change(schedulers, now, disk, controlled, is_idle);
+                self.note_timed();
+                self.controls_changed(now, disk, out);
+                before
+                    .into_iter()
+                    .for_each(|control| self.pick(now, control, out));
             }
             Event::Woken { control } => self.pick(now, control, out),
             _ => unreachable!("handled before"),
+        }
+    }
+
+    fn disk_and_schedulers(&mut self, disk: DiskId) -> (&mut Disk, &mut Schedulers) {
+        let place = self.disks[disk.0 as usize].as_mut();
+        let disk = place.expect("the engine names only disks that it has attached");
+        (disk, &mut self.schedulers)
+    }
+
+    /// The controls of a disk. Some may be [`ControlId::NONE`].
+    fn controls(&self, disk: DiskId) -> impl Iterator<Item = ControlId> + '_ {
+        (0..).map_while(move |nth| self.control(disk, nth))
+    }
+
+    /// The `nth` of them.
+    fn control(&self, disk: DiskId, nth: usize) -> Option<ControlId> {
+        let qos = &self.disks[disk.0 as usize].as_ref()?.qos;
+        match &qos.members {
+            Some(members) => members.control(nth),
+            None => (nth == 0).then_some(qos.plain.control),
+        }
+    }
+
+    /// Applies orders to a datastore's scheduler, and to the limits that belong to it.
+    fn steer(&mut self, now: Time, control: ControlId, orders: &Orders, out: &mut Vec<Effect>) {
+        if let Some(scheduler) = scheduler_of(&mut self.schedulers, control) {
+            scheduler.steer(now, orders);
+        }
+        self.update_sampling(control);
+        for place in 0..self.timed.len() {
+            let id = self.timed[place];
+            let disk = self.disks[id.0 as usize].as_mut();
+            let members = disk.and_then(|disk| disk.qos.members.as_mut());
+            if members.is_some_and(|members| members.steer(now, control, orders)) {
+                self.pick_members(now, id, out);
+            }
+        }
+        self.pick(now, control, out);
+    }
+
+    /// The policy or the controls of a disk have changed: more of its I/O may start.
+    fn controls_changed(&mut self, now: Time, id: DiskId, out: &mut Vec<Effect>) {
+        let mut nth = 0;
+        while let Some(control) = self.control(id, nth) {
+            self.update_sampling(control);
+            nth += 1;
+        }
+        self.go_on(now, id, out);
+    }
+
+    /// Does what may follow from an event of a disk: delayed and queued I/Os start, and a drain ends.
+    pub(super) fn go_on(&mut self, now: Time, id: DiskId, out: &mut Vec<Effect>) {
+        let (disk, _) = self.disk_and_schedulers(id);
+        let control = disk.qos.plain.control;
+        self.pick_members(now, id, out);
+        self.finish_drain(now, id, out);
+        self.pick(now, control, out);
+    }
+
+    /// Dispatches the queued I/Os that may start now at the datastores of a disk with layouts, after those that its limits
+    /// let go on.
+    #[cold]
+    pub(super) fn pick_members(&mut self, now: Time, id: DiskId, out: &mut Vec<Effect>) {
+        let disk = self.disks[id.0 as usize].as_mut();
+        let Some(disk) = disk.filter(|disk| disk.qos.members.is_some()) else {
+            return;
+        };
+        let mut cx = stack_cx(
+            &mut self.ios,
+            &mut self.schedulers,
+            &mut disk.qos,
+            &mut self.arena,
+            now,
+            id,
+            out,
+        );
+        disk.stack.pass_limits(&mut cx);
+        let mut nth = 0;
+        while let Some(control) = self.control(id, nth) {
+            self.pick(now, control, out);
+            nth += 1;
         }
     }
 
@@ -110,8 +195,13 @@ impl Shard {
 
     /// Appends what each disk here used of a datastore since the last call, and starts a new count.
     pub fn usage(&mut self, control: ControlId, now: Time, out: &mut Vec<Usage>) {
+        let first = out.len();
         if let Some(scheduler) = scheduler_of(&mut self.schedulers, control) {
             scheduler.usage(now, out);
+        }
+        let disks = self.disks.iter_mut().flatten();
+        for members in disks.filter_map(|disk| disk.qos.members.as_mut()) {
+            members.add_limits(control, now, &mut out[first..]);
         }
         self.update_sampling(control);
     }
@@ -123,11 +213,18 @@ impl Shard {
         };
         for (id, disk) in (0..).zip(&mut self.disks) {
             if let Some(disk) = disk
-                && disk.qos.control == control
+                && disk.qos.uses(control)
             {
-                disk.qos.sampler.enable(scheduler.may_skip(DiskId(id)));
+                let may_skip = scheduler.may_skip(DiskId(id));
+                disk.qos.update_sampling(control, may_skip);
             }
         }
+    }
+
+    /// Whether a disk is under this control, or I/O of it was when it started.
+    pub fn is_under(&self, disk: DiskId, control: ControlId) -> bool {
+        let disk = self.disks.get(disk.0 as usize).and_then(Option::as_ref);
+        disk.is_some_and(|disk| disk.qos.uses(control))
     }
 
     /// Appends the completions of a datastore in each past interval of 100 ms.
@@ -142,6 +239,11 @@ impl Shard {
         let place = self.schedulers.get(control.0 as usize);
         let scheduler = place.and_then(Option::as_ref);
         scheduler.is_some_and(|scheduler| scheduler.is_active())
+            || self.timed.iter().any(|disk| {
+                let disk = self.disks[disk.0 as usize].as_ref();
+                let members = disk.and_then(|disk| disk.qos.members.as_ref());
+                members.is_some_and(|members| members.is_delayed(control))
+            })
     }
 }
 
@@ -191,6 +293,7 @@ mod tests {
         let stack = Stack::new(vec![(FilterKey(0), Box::new(watch.clone()))]);
         let controlled = Controlled {
             control: CONTROL,
+            members: Vec::new(),
             key: DiskKey(5),
             policy,
             spent: None,

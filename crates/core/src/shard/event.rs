@@ -5,26 +5,13 @@
 use crate::block::BLOCK;
 use crate::effect::ControlId;
 use crate::filter::FilterKey;
-use crate::iocontrol::{DiskKey, Orders, Policy, Scheduler, Spent};
+use crate::iocontrol::{Orders, Policy, Scheduler};
 use crate::layout::{LayoutOrder, Tree};
+use crate::qos::Controlled;
 use crate::request::{DiskId, Fault, IoId, Outcome, Request, Token};
 use crate::stack::{Place, Stack};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-
-/// A disk's settings under I/O control.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Controlled {
-    /// The datastore's control, which this thread already has.
-    pub control: ControlId,
-    /// The disk's identity on all hosts.
-    pub key: DiskKey,
-    /// Its policy.
-    pub policy: Policy,
-    /// What it had used of its limits when it was last here, as reported by
-    /// [`Effect::Detached`](crate::effect::Effect::Detached).
-    pub spent: Option<Box<Spent>>,
-}
 
 /// An event of an I/O thread.
 pub enum Event {
@@ -163,6 +150,14 @@ pub enum Event {
         control: ControlId,
         /// The orders, valid from now on.
         orders: Orders,
+    },
+    /// Changes the controls of a disk, because its images are on other datastores from now on. I/O that is queued or in
+    /// flight stays where it is. A disk that becomes one image, or more, is held ([`Event::Hold`]).
+    Controls {
+        /// The disk.
+        disk: DiskId,
+        /// Its new controls; `None` for none. What it has used of its limits stays used.
+        controlled: Option<Box<Controlled>>,
     },
     /// Changes the disk's policy. A disk without control has none, and nothing changes.
     Policy {

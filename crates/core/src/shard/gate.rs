@@ -12,7 +12,6 @@ use super::{Disk, Shard, refuse};
 use crate::effect::Effect;
 use crate::filter::FilterKey;
 use crate::layout::Tree;
-use crate::qos::scheduler_of;
 use crate::request::{DiskId, Fault, Op, Outcome, Request, Token};
 use crate::stack::{self, Place};
 use crate::units::Time;
@@ -134,7 +133,6 @@ impl Shard {
             (_, gate) => gate,
         };
         disk.gate = gate;
-        let control = disk.qos.control;
         let mut cx = stack_cx(
             &mut self.ios,
             &mut self.schedulers,
@@ -146,13 +144,11 @@ impl Shard {
         );
         let gate = &disk.gate;
         disk.stack.release(&mut cx, |filter| gate.keeps(filter));
-        if matches!(gate, Gate::Detaching)
-            && let Some(scheduler) = cx.exit.scheduler()
-        {
-            scheduler.lift_limits(now, id);
+        if matches!(gate, Gate::Detaching) {
+            let exit = &mut cx.exit;
+            exit.qos.lift_limits(exit.schedulers, now, id);
         }
-        self.finish_drain(now, id, out);
-        self.pick(now, control, out);
+        self.go_on(now, id, out);
     }
 
     /// The client of these requests has disconnected. Requests that the datastore does not have complete now, also
@@ -176,7 +172,6 @@ impl Shard {
             }
             !gone
         });
-        let (control, open) = (disk.qos.control, matches!(disk.gate, Gate::Open));
         let mut cx = stack_cx(
             &mut self.ios,
             &mut self.schedulers,
@@ -187,10 +182,7 @@ impl Shard {
             out,
         );
         disk.stack.abandon(&mut cx, &tokens);
-        if !open {
-            self.finish_drain(now, id, out);
-        }
-        self.pick(now, control, out);
+        self.go_on(now, id, out);
     }
 
     /// Changes the filters or detaches the disk, if no I/O is in flight.
@@ -217,7 +209,8 @@ impl Shard {
                 false => disk.stack.pause(&mut cx),
             };
             if !idle {
-                return;
+                // What it issued last may be queued.
+                return self.pick_members(now, id, out);
             }
         }
         match core::mem::replace(&mut disk.gate, Gate::Open) {
@@ -261,10 +254,8 @@ impl Shard {
                         outcome: Err(Fault::Gone),
                     });
                 }
-                let control = disk.qos.control;
+                let spent = disk.qos.withdraw(&mut self.schedulers, id);
                 self.disks[id.0 as usize] = None;
-                let scheduler = scheduler_of(&mut self.schedulers, control);
-                let spent = scheduler.and_then(|scheduler| scheduler.remove(id));
                 self.note_timed();
                 out.push(Effect::Detached { disk: id, spent });
             }
@@ -537,6 +528,7 @@ mod tests {
             handle(&mut shard, Event::Control { control, scheduler });
             let controlled = Controlled {
                 control,
+                members: Vec::new(),
                 key: DiskKey(5),
                 policy,
                 spent: None,

@@ -1,4 +1,4 @@
-//! How I/Os pass through a disk's layouts, below its filters.
+//! The passage of I/Os through a disk's layouts, below its filters.
 //!
 //! An I/O that leaves the filters is mapped, layout by layout, until it is with a target or a layout has taken it. What a
 //! layout asks for is a command in the stack's queue. Layouts never call each other.
@@ -9,7 +9,8 @@
 
 use super::{Inside, Stack, StackCx, StackExit, entering, level_u8};
 use crate::effect::Effect;
-use crate::filter::{Command, IN_LAYOUT, Origin, Way};
+use crate::filter::{Command, IN_LAYOUT, Io, Origin, Way};
+use crate::iocontrol::Cost;
 use crate::layout::tree::Due;
 use crate::layout::{
     BlockOutcome, Layout, LayoutCommand, LayoutCx, LayoutIo, LayoutOrder, LayoutReport, Map,
@@ -131,6 +132,19 @@ impl Stack {
         self.inside.layout.as_ref().map(|tree| tree.report())
     }
 
+    /// Passes the I/Os on to the layouts that the disk's limits delayed until now.
+    pub(crate) fn pass_limits(&mut self, cx: &mut StackCx<'_>) {
+        while let Some(members) = &mut cx.exit.qos.members
+            && let Some(id) = members.next_passed(cx.exit.now)
+        {
+            let io = cx.ios.inside_mut(id);
+            io.parked = None;
+            let offset = io.offset;
+            cx.map(&mut self.inside, id, 0, offset);
+            cx.run(&mut self.inside);
+        }
+    }
+
     /// An I/O that the scheduler had queued was given to its target.
     pub(crate) fn dispatched(&mut self, cx_now: crate::units::Time, target: Target) {
         if let Some(tree) = &mut self.inside.layout {
@@ -151,6 +165,34 @@ impl Inside {
     ) -> (&'a mut dyn Layout, LayoutCx<'a>) {
         let tree = self.layout.as_deref_mut().expect("the disk has layouts");
         tree.hook(node, exit.now, exit.disk, &mut self.commands, exit.arena)
+    }
+}
+
+impl StackExit<'_> {
+    /// Whether an I/O that has passed all filters goes on to the layouts; otherwise it waits for the disk's limits.
+    fn passes_limits(&mut self, io: &mut Io, level: u8) -> bool {
+        io.offered = self.now;
+        let members = self.qos.members.as_mut();
+        if members.is_none_or(|members| members.passes_limits(self.now, io)) {
+            return true;
+        }
+        io.parked = Some((level, Way::Down));
+        self.waits = true;
+        false
+    }
+
+    /// Starts an I/O on its target, or queues it in the scheduler of the target's datastore.
+    fn offer_target(&mut self, io: &mut Io, level: u8) {
+        (io.cost, io.times) = (Cost(0), 0);
+        let (now, target) = (self.now, io.target);
+        if let Some(members) = &mut self.qos.members
+            && !members.may_start(self.schedulers, now, target, io)
+        {
+            io.parked = Some((level, Way::Down));
+            self.waits = true;
+            return;
+        }
+        self.begin(io);
     }
 }
 
@@ -208,9 +250,13 @@ impl StackCx<'_> {
     /// Maps I/Os that have passed the filters. Leaves `ids` empty.
     #[cold]
     pub(super) fn map_all(&mut self, inside: &mut Inside, ids: &mut Vec<IoId>) {
+        let bottom = level_u8(inside.layers.len());
         for id in ids.drain(..) {
-            let offset = self.ios.inside_mut(id).offset;
-            self.map(inside, id, 0, offset);
+            let io = self.ios.inside_mut(id);
+            if self.exit.passes_limits(io, bottom) {
+                let offset = io.offset;
+                self.map(inside, id, 0, offset);
+            }
         }
     }
 
@@ -226,13 +272,20 @@ impl StackCx<'_> {
     fn mapped(&mut self, inside: &mut Inside, id: IoId, node: u8, map: Map) {
         match map {
             Map::One { target, offset } => self.route(inside, id, node, target, offset),
-            Map::Issued => self.ios.inside_mut(id).parked = Some((IN_LAYOUT, Way::Down)),
+            Map::Issued => self.take(id),
             Map::Done(outcome) => {
-                self.ios.inside_mut(id).parked = Some((IN_LAYOUT, Way::Down));
+                self.take(id);
                 let command = LayoutCommand::Answer { io: id, outcome };
                 inside.commands.push_back(Command::Layout { node, command });
             }
         }
+    }
+
+    /// A layout has an I/O, as a datastore would.
+    fn take(&mut self, id: IoId) {
+        let io = self.ios.inside_mut(id);
+        io.parked = Some((IN_LAYOUT, Way::Down));
+        io.issued = self.exit.now;
     }
 
     /// Passes an I/O on to what a layout calls a target.
@@ -243,7 +296,7 @@ impl StackCx<'_> {
             Ok(target) => {
                 let io = self.ios.inside_mut(id);
                 (io.target, io.at, io.node) = (target, offset + tree.data_at(), node);
-                self.exit.offer(io, level_u8(inside.layers.len()));
+                self.exit.offer_target(io, level_u8(inside.layers.len()));
                 if io.parked.is_none() {
                     tree.begun(target, self.exit.now);
                 }

@@ -70,6 +70,7 @@ impl Busy {
             stack: Stack::new(vec![(FilterKey(0), watch)]),
             control: Some(Box::new(Controlled {
                 control,
+                members: Vec::new(),
                 key,
                 policy,
                 spent: None,

@@ -204,6 +204,7 @@ impl Host {
             stack: Stack::new(keys.zip(filters).collect()),
             control: Some(Box::new(Controlled {
                 control: CONTROL,
+                members: Vec::new(),
                 key: DiskKey(disk as u64),
                 policy: self.policies[disk].clone(),
                 spent: None,

@@ -147,7 +147,7 @@ impl Disk {
     /// If the policy is invalid, the disk is not under control, is being changed, or is detached.
     pub fn set_policy(&self, policy: &Policy) -> Result<()> {
         check_policy(policy)?;
-        if !self.core.controlled {
+        if !self.core.controlled.load(Ordering::Relaxed) {
             let text = format!(
                 "disk {} is on a datastore without I/O control: a policy has no effect there",
                 self.core.device.spec.name

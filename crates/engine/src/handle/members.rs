@@ -3,7 +3,7 @@
 //! A disk's layout opens after it was attached: it reads what its members say about themselves, and refuses to serve a
 //! disk whose members do not belong together. Until then the guest's requests wait.
 
-use super::{Disk, DiskCore, Engine, answer, guard, send_query, wait};
+use super::{Disk, DiskCore, Engine, answer, check_control, guard, send_query, wait};
 use crate::datastore::away::Away;
 use crate::datastore::condition::Harm;
 use crate::datastore::{ImageInfo, OpenedImage};
@@ -12,6 +12,7 @@ use crate::error::{Error, Kind, Result};
 use crate::thread::commands::{Query, What};
 use crate::thread::layouts::{LayoutParts, Relay, Replace};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 use tidegate_core::layout::{LayoutOrder, LayoutReport, MemberState, Members, Refusal, Target};
@@ -98,6 +99,14 @@ impl Attaching {
 }
 
 impl DiskCore {
+    /// Rejects an image under control that this disk cannot have. Returns whether it names a control.
+    fn check_image_control(&self, image: &OpenedImage) -> Result<bool> {
+        if let Some(under) = &image.control {
+            check_control(&self.accounts, &self.device.spec.name, under)?;
+        }
+        Ok(image.control.is_some())
+    }
+
     /// The size of each of its images if the disk has this size.
     pub(super) fn image_size(&self, size: u64) -> Result<u64> {
         let (layout, members) = (self.device.spec.layout, guard(&self.conditions).len());
@@ -153,6 +162,7 @@ impl Disk {
         if image.info.size != size {
             image.image.resized(size);
         }
+        let controlled = self.core.check_image_control(&image)?;
         let condition = Arc::clone(&image.condition);
         let (closed, old) = channel();
         let replace = Replace {
@@ -163,6 +173,7 @@ impl Disk {
         };
         self.core.change(What::Image(Box::new(replace)), None)?;
         guard(&self.core.conditions)[place] = condition;
+        self.core.controlled.fetch_or(controlled, Ordering::Relaxed);
         Ok(OldImage(old))
     }
 
@@ -203,10 +214,13 @@ impl Disk {
         if image.info.size != size {
             image.image.resized(size);
         }
+        let controlled = self.core.check_image_control(&image)?;
         let condition = Arc::clone(&image.condition);
+        let image = Box::new(image);
         let begun = self.relay(Relay::Begin { image, size }, patience);
         if begun.is_ok() || self.layout()?.is_some() {
             guard(&self.core.conditions).push(condition);
+            self.core.controlled.fetch_or(controlled, Ordering::Relaxed);
             return Ok(());
         }
         begun

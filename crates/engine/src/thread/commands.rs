@@ -10,7 +10,7 @@ use super::side_write::SideWrite;
 use super::{AttachedDisk, IoThread};
 pub(crate) use super::{OnDetached, Reply};
 use crate::blocking::Done;
-use crate::control::{Govern, UnderControl};
+use crate::control::{DiskControl, Govern};
 use crate::datastore::OpenedImage;
 use crate::device::nbd::Connection;
 use crate::device::ring::{Parts, RingDevice};
@@ -29,7 +29,7 @@ use tidegate_core::filter::FilterKey;
 use tidegate_core::iocontrol::{Policy, Spent};
 use tidegate_core::layout::LayoutOrder;
 use tidegate_core::request::DiskId;
-use tidegate_core::shard::{Controlled, Event};
+use tidegate_core::shard::Event;
 use tidegate_core::stack::{Place as FilterPlace, Stack};
 use tidegate_front::nbd::session::Session;
 
@@ -75,7 +75,7 @@ pub(crate) struct Attach {
     /// For a disk that is more than one image.
     pub(crate) layout: Option<LayoutParts>,
     pub(crate) notices: Option<NoticeSink>,
-    pub(crate) control: Option<Box<UnderControl>>,
+    pub(crate) control: Option<Box<DiskControl>>,
     /// Told when the disk takes requests.
     pub(crate) opened: Opened,
 }
@@ -212,6 +212,7 @@ impl IoThread {
         if is_plain && let Some(opened) = opening.take() {
             let _ = opened.send(Ok(Ok(())));
         }
+        let controlled = control.as_ref().map(|control| control.attached(is_plain));
         self.disks[at] = Some(AttachedDisk {
             images: Images::new(disk, images),
             closes: false,
@@ -223,25 +224,15 @@ impl IoThread {
             sides,
             detaching: None,
             changing: None,
-            control: control
-                .as_ref()
-                .map(|under| (under.control.clone(), under.key)),
+            control: control.map(|control| *control),
         });
         self.note_timed();
-        let control = control.map(|under| {
-            Box::new(Controlled {
-                control: under.control.id(),
-                key: under.key,
-                policy: under.policy,
-                spent: under.control.accounts().take(under.key),
-            })
-        });
         self.cx.handle(Event::Attach {
             disk,
             size,
             read_only,
             stack,
-            control,
+            control: controlled,
         });
     }
 
@@ -279,8 +270,11 @@ impl IoThread {
                 Event::Resize { disk, size }
             }
             What::Policy(policy) => {
-                self.wake_all_governors();
                 let policy = *policy;
+                if let Some(control) = &mut place.control {
+                    control.set_policy(&policy);
+                }
+                self.wake_all_governors();
                 self.cx.handle(Event::Policy { disk, policy });
                 let _ = reply.send(Ok(()));
                 return;
@@ -364,8 +358,8 @@ impl IoThread {
             if let Some(detaching) = &mut place.detaching {
                 detaching.detached = true;
             }
-            if let (Some(spent), Some((control, key))) = (spent, &place.control) {
-                control.accounts().note(self.cx.now, *key, spent);
+            if let (Some(spent), Some(control)) = (spent, &place.control) {
+                control.note_spent(self.cx.now, spent);
             }
         }
         self.close_if_unused(disk);

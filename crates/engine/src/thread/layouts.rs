@@ -4,7 +4,8 @@
 //! opening to the handle, and exchanges the images below them.
 
 use super::close::ClosedImage;
-use super::{IoThread, Reply};
+use super::{AttachedDisk, IoThread, Reply};
+use crate::control::{DiskControl, UnderControl};
 use crate::datastore::{OpenedImage, bytes};
 use crate::disk_spec::NoticeSink;
 use crate::error::{Error, Kind, Result};
@@ -31,7 +32,7 @@ pub(crate) struct LayoutParts {
 /// A change of what lies below the filters of a disk of one image.
 pub(crate) enum Relay {
     /// The disk begins to move to this image: it becomes target 1. The disk has this size, in bytes.
-    Begin { image: OpenedImage, size: u64 },
+    Begin { image: Box<OpenedImage>, size: u64 },
     /// The disk's requests wait until the move ends.
     Pause,
     /// The disk has one image again, that of this target.
@@ -56,7 +57,7 @@ impl Relay {
     /// The image of a move that never began.
     pub(super) fn into_closed(self) -> Option<ClosedImage> {
         match self {
-            Relay::Begin { image, .. } => Some(ClosedImage::of(image)),
+            Relay::Begin { image, .. } => Some(ClosedImage::of(*image)),
             Relay::Pause | Relay::End { .. } => None,
         }
     }
@@ -154,6 +155,7 @@ impl IoThread {
             None
         });
         self.note_timed();
+        self.controls_changed(disk, tree.is_none());
         self.cx.handle(Event::Relay { disk, tree });
         self.close_if_unused(disk);
     }
@@ -167,19 +169,39 @@ impl IoThread {
             .as_mut()
             .expect("the caller has found the disk");
         let tree = match relay {
-            Relay::Begin { image, size } => {
+            Relay::Begin { mut image, size } => {
                 let (ignored, _) = std::sync::mpsc::channel();
-                place.images.replace(disk, Target(1), image, ignored)?;
+                let under = image.control.take();
+                place.images.replace(disk, Target(1), *image, ignored)?;
+                place.set_control(Target(1), under);
                 Some(Box::new(Tree::transfer(size)))
             }
             Relay::Pause => None,
             Relay::End { keep, closed } => {
                 place.images.keep(keep, closed);
+                if let Some(control) = &mut place.control {
+                    control.keep(keep);
+                }
                 None
             }
         };
         place.closes |= place.images.has_replaced();
         Ok(tree)
+    }
+
+    /// Tells the schedulers that images of a disk are on other datastores now.
+    fn controls_changed(&mut self, disk: DiskId, is_plain: bool) {
+        let control = self
+            .attached_disk(disk)
+            .and_then(|place| place.control.as_ref());
+        let Some(control) = control else { return };
+        let controlled = Some(control.controlled(is_plain));
+        self.cx.handle(Event::Controls { disk, controlled });
+        let (shard, place) = (&self.cx.shard, self.disks[disk.0 as usize].as_mut());
+        if let Some(control) = place.and_then(|place| place.control.as_mut()) {
+            control.forget(|control| shard.is_under(disk, control));
+        }
+        self.wake_all_governors();
     }
 
     /// The targets of a disk whose images have I/O in flight.
@@ -220,12 +242,17 @@ impl IoThread {
             .expect("the caller has found the disk");
         let Replace {
             target,
-            image,
+            mut image,
             closed,
             ..
         } = replace;
+        let under = image.control.take();
         let replaced = place.images.replace(disk, target, image, closed);
         place.closes |= place.images.has_replaced();
+        if replaced.is_ok() {
+            place.set_control(target, under);
+            self.controls_changed(disk, false);
+        }
         self.note_timed();
         let _ = reply.send(replaced);
         self.close_if_unused(disk);
@@ -249,6 +276,20 @@ impl IoThread {
                 self.note_timed();
                 let images = vec![member.into_closed()];
                 self.send_close(disk, images, Box::new(|| ()), reply);
+            }
+        }
+    }
+}
+
+impl AttachedDisk {
+    /// The image of this target has another control, if it names one.
+    fn set_control(&mut self, target: Target, under: Option<UnderControl>) {
+        match (&mut self.control, under) {
+            (Some(control), under) => control.replace(target, under),
+            (None, None) => {}
+            (None, Some(under)) => {
+                let images = self.images.of_targets().count();
+                self.control = Some(DiskControl::first(target, images, under));
             }
         }
     }

@@ -5,6 +5,7 @@
 //! something takes.
 
 mod hosts;
+mod members;
 
 use super::client::Client;
 use super::rig::{PATIENCE, client, engine, eventually, filters, spec};

@@ -75,7 +75,7 @@ impl IoThread {
     }
 
     /// Notifies every governor of a change here.
-    pub(super) fn wake_all_governors(&self) {
+    pub(in crate::thread) fn wake_all_governors(&self) {
         for messages in self.governors.iter().flatten() {
             let _ = messages.send(GovernorMessage::Active);
         }

@@ -1,0 +1,256 @@
+//! I/O control of disks with layouts: schedulers by target, limits before the layout, and background work.
+
+use tidegate_core::effect::ControlId;
+use tidegate_core::iocontrol::{Hold, Limit, Policy};
+use tidegate_core::layout::LayoutSpec;
+use tidegate_core::request::{Fault, Op};
+use world::{A, B, CHUNK, World, commands, policy};
+
+#[path = "members/world.rs"]
+mod world;
+
+const STRIPE: LayoutSpec = LayoutSpec::Stripe { chunk: CHUNK };
+const NONE: ControlId = ControlId::NONE;
+
+/// A limit of so many a second, without a burst.
+fn limited(sustained: u64) -> Policy {
+    Policy {
+        limit: Some(Limit {
+            sustained,
+            peak: 0,
+            burst: 0,
+        }),
+        ..policy(1_000)
+    }
+}
+
+#[test]
+fn a_sub_io_waits_at_the_scheduler_of_its_own_target() {
+    let mut world = World::new(STRIPE, &[A, B], policy(1_000));
+    // One request fits on A, and any number on B.
+    world.steer(A, 1);
+    for token in 0..4 {
+        // Two on each target.
+        world.submit(token, Op::Read, token * CHUNK, 4096);
+    }
+    assert_eq!(world.started(), [(0, 1), (1, 2)]);
+    assert_eq!(world.held(), 1);
+    world.finish_on(1);
+    assert_eq!(world.started(), [], "room on B does not help A");
+    world.finish_on(0);
+    assert_eq!(world.started(), [(0, 1)]);
+    world.finish_on(1);
+    world.finish_on(0);
+    assert_eq!((world.answered().len(), world.held()), (4, 0));
+}
+
+#[test]
+fn each_datastore_counts_what_reaches_it() {
+    let mut world = World::new(STRIPE, &[A, B], policy(1_000));
+    // Three chunks: two on target 0.
+    world.submit(0, Op::Write, 0, 3 * CHUNK);
+    world.finish_all();
+    let ios = |world: &mut World, control| {
+        let usage = world.usage(control);
+        (usage.len(), usage[0].ios, usage[0].bytes)
+    };
+    assert_eq!(ios(&mut world, A), (1, 2, 2 * CHUNK));
+    assert_eq!(ios(&mut world, B), (1, 1, CHUNK));
+}
+
+#[test]
+fn two_targets_on_one_datastore_are_one_disk_there() {
+    let mut world = World::new(STRIPE, &[A, A], policy(1_000));
+    world.steer(A, 1);
+    world.submit(0, Op::Read, 0, 4096);
+    world.submit(1, Op::Read, CHUNK, 4096);
+    assert_eq!((world.started(), world.held()), (vec![(0, 1)], 1));
+    world.finish_on(0);
+    assert_eq!(world.started(), [(1, 1)]);
+    world.finish_on(1);
+    let usage = world.usage(A);
+    assert_eq!((usage.len(), usage[0].ios), (1, 2));
+    world.detach();
+}
+
+#[test]
+fn a_member_without_control_never_waits() {
+    let mut world = World::new(STRIPE, &[NONE, B], policy(1_000));
+    world.steer(B, 1);
+    for token in 0..8 {
+        world.submit(token, Op::Read, token * CHUNK, 4096);
+    }
+    assert_eq!(world.started(), [(0, 4), (1, 1)]);
+    world.finish_all();
+    assert_eq!(world.answered().len(), 8);
+    world.detach();
+}
+
+#[test]
+fn a_limit_counts_a_request_over_four_targets_once() {
+    let mut world = World::new(STRIPE, &[A, B, A, B], limited(10));
+    for token in 0..3 {
+        world.submit(token, Op::Write, 4 * token * CHUNK, 4 * CHUNK);
+    }
+    let row = vec![(0, 1), (1, 1), (2, 1), (3, 1)];
+    assert_eq!(world.started(), row, "one request, on all targets");
+    world.finish_all();
+    // Four chunks are 4 MiB, one unit each MiB: 0.4 s.
+    assert_eq!(world.held(), 2);
+    world.pass_ms(399);
+    assert!(world.started().is_empty());
+    world.pass_ms(1);
+    assert_eq!(world.started(), row);
+    world.finish_all();
+    world.pass_ms(400);
+    world.finish_all();
+    assert_eq!(world.answered().len(), 3);
+    let units: u64 = [A, B]
+        .map(|control| world.usage(control)[0].units)
+        .iter()
+        .sum();
+    assert_eq!(units, 12, "the datastores count sub-I/Os");
+}
+
+#[test]
+fn delays_at_a_limit_are_reported_by_one_datastore() {
+    let mut world = World::new(STRIPE, &[A, B], limited(1));
+    world.submit(0, Op::Read, 0, 4096);
+    world.finish_all();
+    world.usage(A);
+    world.usage(B);
+    assert!(!world.is_active(A));
+    world.submit(1, Op::Read, 0, 4096);
+    assert!(world.is_active(A), "its governor hears of the limit");
+    assert!(!world.is_active(B));
+    world.pass_ms(500);
+    let waited = world.usage(A)[0].held_ns[Hold::Limit.index()];
+    assert_eq!(waited, 500_000_000);
+    assert_eq!(world.usage(B)[0].held_ns, [0; 5]);
+    assert_eq!(world.usage(A)[0].limit, 1);
+}
+
+#[test]
+fn abandoned_requests_end_at_the_limit_and_at_the_targets() {
+    let mut world = World::new(STRIPE, &[A, B], policy(1_000));
+    world.steer(A, 1);
+    world.submit(0, Op::Read, 0, 4096);
+    // One chunk: the request itself waits. Two chunks: its sub-I/O waits.
+    world.submit(1, Op::Read, 0, 4096);
+    world.submit(2, Op::Read, 0, 2 * CHUNK);
+    assert_eq!((world.started(), world.held()), (vec![(0, 1), (1, 1)], 2));
+    world.abandon(&[0, 1, 2]);
+    assert_eq!(world.answered(), [(1, Err(Fault::Gone))]);
+    assert_eq!(world.held(), 1, "the other half of request 2 is under way");
+    world.finish_all();
+    assert_eq!(world.answered(), [(0, Ok(())), (2, Ok(()))]);
+
+    world.set_policy(limited(1));
+    world.submit(3, Op::Read, 0, 2 * CHUNK);
+    world.submit(4, Op::Read, 0, 2 * CHUNK);
+    world.finish_all();
+    assert_eq!((world.answered(), world.held()), (vec![(3, Ok(()))], 1));
+    world.abandon(&[4]);
+    assert_eq!(world.answered(), [(4, Err(Fault::Gone))]);
+    world.detach();
+}
+
+#[test]
+fn a_detach_lifts_limits_and_waits_for_sub_ios() {
+    let mut world = World::new(STRIPE, &[A, B], limited(1));
+    world.steer(A, 1);
+    for token in 0..3 {
+        world.submit(token, Op::Read, 0, 2 * CHUNK);
+    }
+    assert_eq!((world.started(), world.held()), (vec![(0, 1), (1, 1)], 2));
+    world.begin_detach();
+    assert_eq!(world.started(), [(1, 2)], "A has no room, B has");
+    assert_eq!(world.held(), 2);
+    world.finish_all();
+    assert_eq!(world.answered().len(), 3);
+    let spent = world.detached().expect("it is detached");
+    assert!(spent.is_some(), "the limit is used up for as long");
+    world.release(A);
+    world.release(B);
+}
+
+#[test]
+fn a_new_policy_holds_at_the_limit_and_at_the_targets() {
+    let mut world = World::new(STRIPE, &[A, B], limited(1));
+    world.submit(0, Op::Read, 0, 4096);
+    world.submit(1, Op::Read, 0, 4096);
+    world.finish_all();
+    assert_eq!(world.held(), 1);
+    world.set_policy(policy(300));
+    world.finish_all();
+    assert_eq!(world.answered().len(), 2);
+    let shares = [A, B].map(|control| world.usage(control)[0].shares);
+    assert_eq!(shares, [300, 300]);
+}
+
+#[test]
+fn a_datastore_that_only_observes_delays_nothing_at_its_disks_limits() {
+    let mut world = World::new(STRIPE, &[A, B], limited(1));
+    world.submit(0, Op::Read, 0, 4096);
+    world.submit(1, Op::Read, 0, 4096);
+    assert_eq!(world.held(), 1);
+    world.observe(A);
+    assert_eq!(world.held(), 0);
+    world.finish_all();
+    assert_eq!(world.answered().len(), 2);
+}
+
+#[test]
+fn a_replaced_target_has_its_new_control_while_old_io_ends_at_the_old_one() {
+    const C: ControlId = ControlId(2);
+    let mut world = World::new(STRIPE, &[A, B], policy(1_000));
+    world.steer(B, 1);
+    for token in 0..3 {
+        world.submit(token, Op::Read, CHUNK, 4096);
+    }
+    assert_eq!((world.started(), world.held()), (vec![(1, 1)], 2));
+    world.set_controls(&[A, C], policy(1_000));
+    world.submit(3, Op::Read, CHUNK, 4096);
+    assert_eq!(world.started(), [(1, 1)], "C has room");
+    world.finish_all();
+    assert_eq!(world.answered().len(), 4);
+    // The old one has it no more.
+    assert!(world.usage(B).is_empty());
+    assert_eq!(world.usage(C)[0].ios, 1);
+    world.release(B);
+    world.detach();
+}
+
+#[test]
+fn a_moving_disk_is_under_both_datastores_and_keeps_what_it_used_of_its_limit() {
+    let mut world = World::plain(A, limited(10));
+    world.submit(0, Op::Write, 0, 4096);
+    world.finish_all();
+    world.begin_move(&[A, B]);
+    world.submit(1, Op::Write, 0, 4096);
+    assert_eq!(world.held(), 1, "the limit of A was used 0 s ago");
+    world.pass_ms(100);
+    world.finish_all();
+    assert_eq!(world.answered().len(), 2);
+    world.end_move(B);
+    world.submit(2, Op::Write, 0, 4096);
+    assert_eq!(world.held(), 1);
+    world.pass_ms(100);
+    world.finish_all();
+    assert_eq!(world.answered().len(), 1);
+    assert!(world.usage(A).is_empty());
+    world.release(A);
+    world.detach();
+}
+
+#[test]
+fn requests_within_a_chunk_are_counted_as_on_one_image() {
+    let mut world = World::new(STRIPE, &[A, B], policy(1_000));
+    let starts = commands(&mut world, 64);
+    assert_eq!(starts, 64);
+    let ios: u64 = [A, B]
+        .map(|control| world.usage(control)[0].ios)
+        .iter()
+        .sum();
+    assert_eq!(ios, 64);
+}
