@@ -172,6 +172,15 @@ impl Attached {
         self.disk.members()
     }
 
+    /// The datastores that it uses: its own, that of its I/O control, and those of its open members.
+    pub(crate) fn datastores(&self) -> Vec<Name> {
+        let places = self.descriptor().map(|descriptor| descriptor.members);
+        let members = places.into_iter().flatten().zip(self.members());
+        let open = members.filter_map(|(place, io)| io.map(|_| place.datastore));
+        let own = [self.datastore(), self.control_datastore()].map(Name::clone);
+        own.into_iter().chain(open).collect()
+    }
+
     /// The state of its layout. None: it is plain, or being detached.
     pub(crate) fn layout(&self) -> Option<LayoutReport> {
         self.disk.layout()

@@ -349,8 +349,7 @@ fn mark(path: &Path, words: Option<String>) -> io::Result<String> {
 pub(super) fn is_used(path: &Path) -> io::Result<bool> {
     for entry in fs::read_dir(path)? {
         let entry = entry?;
-        let descriptor = Location::in_disk(&entry.path().join("disk.toml"));
-        if entry.file_name() == COMMON || descriptor.look().is_ok() {
+        if entry.file_name() == COMMON || super::is_disks_folder(&entry.path()) {
             return Ok(true);
         }
     }

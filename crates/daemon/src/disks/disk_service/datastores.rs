@@ -270,24 +270,21 @@ impl DiskService {
         let claimed = self.claims.all();
         let wanted = self.store.attached()?;
         let live = self.live.all();
-        let wanted = wanted.iter().map(|(disk, on)| (disk, Some(on)));
-        let coming = claimed.iter();
-        let served = live.iter().flat_map(|live| {
-            [live.datastore(), live.control_datastore()].map(|on| (live.name(), Some(on)))
-        });
-        let holds: BTreeSet<_> = wanted
-            .chain(coming)
-            .chain(served)
-            .filter(|(_, on)| *on == Some(name))
-            .map(|(disk, _)| disk)
+        let wanted = wanted.iter().filter(|(_, on)| *on == name);
+        let coming = claimed.iter().filter(|(_, on)| *on == Some(name));
+        let served = live.iter().filter(|live| live.datastores().contains(name));
+        let holds: BTreeSet<Name> = wanted
+            .map(|(disk, _)| disk.clone())
+            .chain(coming.map(|(disk, _)| disk.clone()))
+            .chain(served.map(|live| live.name().clone()))
             .collect();
         if !holds.is_empty() {
-            let each = |disk: &&Name| format!("tidegate disk detach {disk}");
+            let each = |disk: &Name| format!("tidegate disk detach {disk}");
             let detach: Vec<_> = holds.iter().map(each).collect();
             return Err(Problem::new(ProblemCode::Busy, what)
                 .because(format!(
                     "disks on it are attached, to be attached or still being detached: {}",
-                    listed(holds)
+                    listed(&holds)
                 ))
                 .remedy(format!("detach them first: {}", detach.join("; "))));
         }

@@ -380,6 +380,14 @@ fn a_dropped_member_is_used_again_and_a_comparison_finds_all_equal() {
     let stage = stage();
     let [one, two] = mirrored(&stage);
     assert_eq!(stage.states(), [InSync, InSync]);
+    let removed = stage
+        .disk_service
+        .remove_datastore(&name("two"))
+        .unwrap_err();
+    assert!(
+        removed.to_string().contains("disks on it are attached"),
+        "{removed}"
+    );
     stage.fail(1);
     assert_eq!(stage.states(), [InSync, Stale]);
     assert!(stage.disk_service.return_those_away());
