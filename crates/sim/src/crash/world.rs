@@ -847,7 +847,16 @@ impl World {
         match started.op {
             Op::Read => store.read(started.offset, bytes),
             Op::Write => store.write(started.offset, bytes, fua),
-            Op::WriteZeroes | Op::Discard => store.write(started.offset, &vec![0; len], fua),
+            Op::WriteZeroes => store.write(started.offset, &vec![0; len], fua),
+            // Each store discards other sectors.
+            Op::Discard => {
+                let ends = started.offset + started.len;
+                for offset in (started.offset..ends).step_by(SECTOR) {
+                    if (offset / SECTOR as u64 + started.target as u64).is_multiple_of(2) {
+                        store.write(offset, &[0; SECTOR], fua);
+                    }
+                }
+            }
             Op::Flush => store.flush(started.mark),
             Op::Extents => {
                 let extent = Extent {

@@ -135,6 +135,12 @@ impl Mirror {
         }
     }
 
+    /// Whether copies wait until the state is recorded.
+    pub(super) fn copies_wait_for_record(&self) -> bool {
+        let copier = self.copier.as_ref();
+        copier.is_some_and(|copier| matches!(copier.step, Step::Recording(_)))
+    }
+
     /// When the next piece may begin, if a rate delays it.
     pub(super) fn copies_at(&self) -> Option<Time> {
         let copier = self.copier.as_ref()?;

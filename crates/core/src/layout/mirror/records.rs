@@ -300,6 +300,12 @@ impl Mirror {
         for (_, op) in core::mem::take(&mut self.records.waiting) {
             self.end(cx, op, Err(Fault::Io));
         }
+        // Nothing records the state again until somebody needs it: a rebuild begins anew later.
+        if let Some(syncing) = self.syncing
+            && self.copies_wait_for_record()
+        {
+            self.drop_members(cx, 1 << syncing.member, Fault::Io);
+        }
     }
 }
 
