@@ -160,6 +160,11 @@ fn after_a_crash_the_disk_is_where_the_sources_descriptor_says() {
     let disk = stage.disk_service.disk(&name("a")).unwrap();
     assert_eq!(disk.datastore.as_str(), "other");
     assert_eq!(stage.disk_service.disks(None).unwrap().len(), 1);
+    // The list of disks to attach may still name the source.
+    let wanted = BTreeMap::from([(name("a"), name("shared"))]);
+    stage.disk_service.store.set_attached(wanted).unwrap();
+    let disk = stage.disk_service.disk(&name("a")).unwrap();
+    assert_eq!(disk.datastore.as_str(), "other");
     stage.attach("a", Outside::Agreed).unwrap();
     assert_eq!(left(&stage.shared), Vec::<String>::new());
     let descriptor = fs::read_to_string(there.join("disk.toml")).unwrap();
