@@ -92,8 +92,8 @@ pub enum Effect {
     LayoutNotice {
         /// The disk.
         disk: DiskId,
-        /// The report.
-        notice: LayoutNotice,
+        /// The report. In a box, because effects of requests are small.
+        notice: Box<LayoutNotice>,
     },
     /// The result of [`Event::LayoutOrder`](crate::shard::Event::LayoutOrder).
     LayoutOrdered {
@@ -157,3 +157,8 @@ pub enum Effect {
         thread: usize,
     },
 }
+
+const _: () = assert!(
+    size_of::<Effect>() <= 40,
+    "effects are moved for each request"
+);

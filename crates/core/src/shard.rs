@@ -164,10 +164,14 @@ impl Shard {
             self.flow_disk(now, id, out);
         }
         self.ready.clear();
-        self.feed(now, out);
+        if self.arena.is_waited_for() {
+            self.feed(now, out);
+        }
     }
 
     /// Tells disks that wait for the arena that it has room.
+    #[cold]
+    #[inline(never)]
     fn feed(&mut self, now: Time, out: &mut Vec<Effect>) {
         while let Some(id) = self.arena.next_waiting() {
             let disk = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut);

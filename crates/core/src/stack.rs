@@ -252,10 +252,12 @@ impl Stack {
         io.outcome = outcome;
         io.returned = now;
         io.parked = Some((GATHERED, Way::Up));
-        match io.origin {
-            Origin::Guest(_) => self.leaving.push(id),
-            Origin::Filter { .. } => self.lower_leaving.push(id),
-            Origin::Layout { .. } => self.sub_leaving.push(id),
+        if let Origin::Guest(_) = io.origin {
+            self.leaving.push(id);
+        } else if let Origin::Filter { .. } = io.origin {
+            self.lower_leaving.push(id);
+        } else {
+            self.sub_leaving.push(id);
         }
         Some(io)
     }
@@ -265,10 +267,12 @@ impl Stack {
     pub(crate) fn flow(&mut self, cx: &mut StackCx<'_>) {
         let inside = &mut self.inside;
         if inside.layout.is_some() {
-            cx.leave_targets(inside, &mut self.leaving);
-            cx.leave_targets(inside, &mut self.lower_leaving);
-            cx.leave_targets(inside, &mut self.sub_leaving);
-            cx.return_to_layouts(inside, &mut self.sub_leaving);
+            let ended = [
+                &mut self.leaving,
+                &mut self.lower_leaving,
+                &mut self.sub_leaving,
+            ];
+            cx.leave_layouts(inside, ended);
         }
         if !self.leaving.is_empty() {
             let bottom = inside.layers.len();
@@ -606,16 +610,23 @@ impl StackCx<'_> {
     #[inline(always)]
     fn end(&mut self, inside: &mut Inside, id: IoId) {
         let io = self.ios.remove(id).expect("an I/O ends exactly once");
+        let Origin::Guest(token) = io.origin else {
+            return self.end_own(inside, &io);
+        };
+        inside.in_flight -= 1;
+        self.exit.out.push(Effect::Answer {
+            disk: self.exit.disk,
+            token,
+            op: io.op,
+            outcome: io.outcome,
+        });
+    }
+
+    /// The end of an I/O of a filter or a layout.
+    #[cold]
+    fn end_own(&mut self, inside: &mut Inside, io: &Io) {
         match io.origin {
-            Origin::Guest(token) => {
-                inside.in_flight -= 1;
-                self.exit.out.push(Effect::Answer {
-                    disk: self.exit.disk,
-                    token,
-                    op: io.op,
-                    outcome: io.outcome,
-                });
-            }
+            Origin::Guest(_) => unreachable!("a guest's I/O is answered"),
             Origin::Filter { level, tag } => {
                 inside.lower -= 1;
                 let mut cx = self.exit.cx(level.into(), &mut inside.commands);

@@ -475,7 +475,7 @@ impl IoThread {
 }
 
 /// Reports the end of a job to the shard.
-#[inline]
+#[inline(always)]
 fn report_end(cx: &mut ThreadCx, blocks: &mut Blocks, disk: DiskId, io: IoId, outcome: Outcome) {
     if blocks::is_block(io) {
         return report_block(cx, blocks, io, outcome);

@@ -33,6 +33,12 @@ impl Arena {
         self.free.len()
     }
 
+    /// Whether a disk waits for a buffer.
+    #[inline]
+    pub(crate) fn is_waited_for(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
     pub(crate) fn claim(&mut self, disk: DiskId) -> Option<Data> {
         let slot = self.free.pop();
         if slot.is_none() && !self.waiting.contains(&disk) {

@@ -74,7 +74,7 @@ impl Stack {
         id: IoId,
         outcome: BlockOutcome,
     ) -> bool {
-        let Some((node, tag)) = cx.end_own(
+        let Some((node, tag)) = cx.end_block(
             &mut self.inside,
             id,
             outcome.as_ref().map(|_| ()).map_err(|f| *f),
@@ -249,6 +249,7 @@ impl StackCx<'_> {
 
     /// Maps I/Os that have passed the filters. Leaves `ids` empty.
     #[cold]
+    #[inline(never)]
     pub(super) fn map_all(&mut self, inside: &mut Inside, ids: &mut Vec<IoId>) {
         let bottom = level_u8(inside.layers.len());
         for id in ids.drain(..) {
@@ -304,8 +305,19 @@ impl StackCx<'_> {
         }
     }
 
+    /// Passes I/Os that targets have completed through the layouts: guests', filters' and the layouts' own.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn leave_layouts(&mut self, inside: &mut Inside, ended: [&mut Vec<IoId>; 3]) {
+        let [guests, filters, own] = ended;
+        self.leave_targets(inside, guests);
+        self.leave_targets(inside, filters);
+        self.leave_targets(inside, own);
+        self.return_to_layouts(inside, own);
+    }
+
     /// Counts I/Os that targets have completed. Asks layouts about those that failed.
-    pub(super) fn leave_targets(&mut self, inside: &mut Inside, ids: &mut Vec<IoId>) {
+    fn leave_targets(&mut self, inside: &mut Inside, ids: &mut Vec<IoId>) {
         ids.retain(|&id| {
             let now = self.exit.now;
             let io = self.ios.inside_mut(id);
@@ -337,7 +349,7 @@ impl StackCx<'_> {
     }
 
     /// Reports ended sub-I/Os to their layouts, and carries out what these ask for.
-    pub(super) fn return_to_layouts(&mut self, inside: &mut Inside, ids: &mut Vec<IoId>) {
+    fn return_to_layouts(&mut self, inside: &mut Inside, ids: &mut Vec<IoId>) {
         for id in ids.drain(..) {
             self.end(inside, id);
             self.run(inside);
@@ -400,7 +412,7 @@ impl StackCx<'_> {
             LayoutCommand::Opened(outcome) => self.layout_opened(inside, node, outcome),
             LayoutCommand::Notice(notice) => {
                 let tree = inside.layout.as_deref().expect("the disk has layouts");
-                let notice = tree.notice(node, notice);
+                let notice = Box::new(tree.notice(node, notice));
                 self.exit.out.push(Effect::LayoutNotice { disk, notice });
             }
         }
@@ -459,7 +471,7 @@ impl StackCx<'_> {
     }
 
     /// A block of a layout's own has ended. Returns the layout and its tag.
-    fn end_own(&mut self, inside: &mut Inside, id: IoId, outcome: Outcome) -> Option<(u8, u64)> {
+    fn end_block(&mut self, inside: &mut Inside, id: IoId, outcome: Outcome) -> Option<(u8, u64)> {
         let io = self.ios.get(id)?;
         let (Origin::Layout { node, tag }, target) = (io.origin, io.target) else {
             return None;

@@ -91,6 +91,7 @@ impl Buffers {
     }
 
     /// Claims a slot over guest memory. Takes the list from `segments`, and leaves an empty one with room.
+    #[inline(always)]
     pub(crate) fn claim_guest(&mut self, memory: &Rc<Mapping>, segments: &mut Vec<Segment>) -> u32 {
         let index = self.vacant();
         let slot = &mut self.slots[index as usize];
@@ -166,6 +167,7 @@ impl Buffers {
         Ok(index)
     }
 
+    #[inline(always)]
     fn vacant(&mut self) -> u32 {
         self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot::default());

@@ -22,9 +22,10 @@ impl IoThread {
         while !self.cx.effects.is_empty() {
             std::mem::swap(&mut self.performing, &mut self.cx.effects);
             let mut performing = std::mem::take(&mut self.performing);
-            for effect in performing.drain(..) {
+            for effect in &mut performing {
                 self.perform(effect);
             }
+            performing.clear();
             self.performing = performing;
             self.report_finished();
             self.cx.flow();
@@ -32,8 +33,8 @@ impl IoThread {
     }
 
     #[inline(always)]
-    fn perform(&mut self, effect: Effect) {
-        match effect {
+    fn perform(&mut self, effect: &mut Effect) {
+        match *effect {
             Effect::Start {
                 disk,
                 target,
@@ -61,7 +62,11 @@ impl IoThread {
             Effect::Copy { from, to, len } => {
                 self.cx.buffers.transfer(from, to, bytes(len));
             }
-            rare => self.perform_rare(rare),
+            // Taken out only here, so that the others are read in place.
+            _ => {
+                let done = Effect::Held { disk: DiskId(0) };
+                self.perform_rare(std::mem::replace(effect, done));
+            }
         }
     }
 
@@ -104,7 +109,7 @@ impl IoThread {
             }
             Effect::Opened { disk, outcome } => self.layout_opened(disk, outcome),
             Effect::LayoutOrdered { disk, outcome } => self.layout_ordered(disk, outcome),
-            Effect::LayoutNotice { disk, notice } => self.layout_notice(disk, notice),
+            Effect::LayoutNotice { disk, notice } => self.layout_notice(disk, *notice),
             Effect::Held { disk } => self.held(disk),
             Effect::Wake { control, thread } => self.wake_peer(control, thread),
         }

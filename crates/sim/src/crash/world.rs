@@ -641,7 +641,7 @@ impl World {
                     sum,
                 });
             }
-            Effect::LayoutNotice { notice, .. } => self.noticed(notice),
+            Effect::LayoutNotice { notice, .. } => self.noticed(*notice),
             Effect::LayoutOrdered { outcome, .. } => {
                 self.note(|| format!("ordered: {outcome:?}"));
                 match self.ordered.checked_sub(1) {
