@@ -193,6 +193,13 @@ pub struct Io {
     pub(crate) parked: Option<(u8, Way)>,
 }
 
+impl Io {
+    /// Whether nobody waits for it.
+    pub(crate) fn is_background(&self) -> bool {
+        matches!(self.origin, Origin::Layout { background, .. } if background)
+    }
+}
+
 /// No filter's level: an I/O is gathered, and goes with others.
 pub(crate) const GATHERED: u8 = u8::MAX;
 
@@ -203,8 +210,16 @@ pub(crate) const IN_LAYOUT: u8 = u8::MAX - 1;
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Origin {
     Guest(Token),
-    Filter { level: u8, tag: u64 },
-    Layout { node: u8, tag: u64 },
+    Filter {
+        level: u8,
+        tag: u64,
+    },
+    /// `background`: nobody waits for it.
+    Layout {
+        node: u8,
+        tag: u64,
+        background: bool,
+    },
 }
 
 /// Which way an I/O goes through the stack.

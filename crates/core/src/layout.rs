@@ -88,6 +88,8 @@ pub struct LayoutIo {
     pub len: u64,
     /// The bytes.
     pub data: Data,
+    /// Whether nobody waits for it.
+    pub background: bool,
 }
 
 impl LayoutIo {
@@ -99,6 +101,7 @@ impl LayoutIo {
             offset,
             len: io.len,
             data: io.data,
+            background: io.is_background(),
         }
     }
 }
@@ -267,6 +270,7 @@ pub(crate) enum LayoutCommand {
     },
     Opened(Result<(), Refusal>),
     Notice(LayoutNotice),
+    Hurry,
 }
 
 impl LayoutCx<'_> {
@@ -349,6 +353,11 @@ impl LayoutCx<'_> {
     /// Reports something to the administrator.
     pub fn notice(&mut self, notice: LayoutNotice) {
         self.push(LayoutCommand::Notice(notice));
+    }
+
+    /// A guest waits for the disk's sub-I/Os in the background: those that wait in a scheduler are its own from now on.
+    pub fn hurry(&mut self) {
+        self.push(LayoutCommand::Hurry);
     }
 
     /// Answers an I/O that the layout has taken.

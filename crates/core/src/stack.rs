@@ -634,7 +634,7 @@ impl StackCx<'_> {
                     .filter
                     .lower_done(&mut cx, tag, io.outcome);
             }
-            Origin::Layout { node, tag } => {
+            Origin::Layout { node, tag, .. } => {
                 inside.subs -= 1;
                 let (layout, mut cx) = inside.hook(&mut self.exit, node);
                 layout.done(&mut cx, tag, io.outcome);

@@ -254,3 +254,96 @@ fn requests_within_a_chunk_are_counted_as_on_one_image() {
         .sum();
     assert_eq!(ios, 64);
 }
+
+#[test]
+fn background_work_gets_a_tenth_while_guests_wait_and_everything_when_they_do_not() {
+    const SLOT: u64 = 64 << 10;
+    let mut world = World::plain(A, policy(1_000));
+    world.begin_move(&[A, B]);
+    assert_eq!(world.held(), 0, "nobody else waits");
+    // The source is congested: one request at a time.
+    world.steer(A, 1);
+    world.finish_on(0);
+    assert!(!world.flying.is_empty(), "the copies go on");
+    for token in 0..32 {
+        world.submit(token, Op::Read, token * SLOT, SLOT);
+    }
+    world.started();
+    let (mut guests, mut copies) = (0_usize, 0_usize);
+    for token in 32..1_032 {
+        // Copies arrive at once.
+        while world.flying.iter().any(|(target, _)| target.0 == 1) {
+            world.finish_on(1);
+        }
+        world.finish_on(0);
+        let answered = world.answered().len();
+        guests += answered;
+        copies += 1 - answered;
+        if answered == 1 {
+            world.submit(token, Op::Read, token % 512 * SLOT, SLOT);
+        }
+    }
+    let part = 1_000 * copies / (guests + copies);
+    assert!((60..=105).contains(&part), "{copies} beside {guests}");
+    // Without guests, the copies have the datastore.
+    while world.answered().len() + world.held() > 0 && !world.flying.is_empty() {
+        world.finish_all();
+    }
+    assert_eq!(world.held(), 0);
+    world.end_move(B);
+    world.detach();
+}
+
+#[test]
+fn a_disk_with_background_work_alone_has_a_tenth_of_its_shares() {
+    let mut world = World::plain(A, policy(1_000));
+    world.usage(A);
+    world.begin_move(&[A, B]);
+    assert!(world.usage(A)[0].cost > 0, "the copies are its use");
+    world.finish_on(0);
+    let usage = &world.usage(A)[0];
+    assert_eq!((usage.shares, usage.active), (100, true));
+    world.submit(0, Op::Read, 0, 4096);
+    assert_eq!(world.usage(A)[0].shares, 1_000);
+}
+
+#[test]
+fn a_move_is_held_and_a_disk_detached_without_a_wait_for_the_backgrounds_turn() {
+    let mut world = World::plain(A, policy(1_000));
+    world.steer(A, 1);
+    world.submit(0, Op::Read, 0, 4096);
+    world.begin_detach();
+    world.finish_all();
+    assert!(world.detached().is_some());
+
+    let mut world = World::plain(A, policy(1_000));
+    world.begin_move(&[A, B]);
+    world.steer(A, 1);
+    for token in 0..8 {
+        world.submit(token, Op::Read, token << 16, 4096);
+    }
+    world.detach();
+    assert_eq!(world.answered().len(), 8);
+}
+
+#[test]
+fn a_guests_write_does_not_wait_for_the_turn_of_a_scrub() {
+    let mut world = World::new(LayoutSpec::Mirror, &[A, B], policy(1_000));
+    world.finish_all();
+    // Reads of the guest fill A; the scrub waits behind them with its first piece locked.
+    world.steer(A, 1);
+    for token in 0..200 {
+        world.submit(token, Op::Read, (1 << 20) + (token << 16), 64 << 10);
+    }
+    world.scrub();
+    world.submit(200, Op::Write, 0, 4096);
+    let mut ends = 0;
+    let answered = |world: &mut World| world.answered().iter().any(|(token, _)| *token == 200);
+    while !answered(&mut world) {
+        world.finish_on_any();
+        ends += 1;
+        assert!(ends < 2_000);
+    }
+    world.finish_all();
+    world.detach();
+}

@@ -130,6 +130,11 @@ impl Account {
         self.started.saturating_sub(self.ended)
     }
 
+    /// The cost started since the last report.
+    pub(super) fn cost_started(&self) -> u64 {
+        self.started.saturating_sub(self.carried)
+    }
+
     /// Counts completed reads or writes with this latency. Returns whether [`Account::is_busy`] was computed again.
     #[inline]
     pub(super) fn record(&mut self, now: Time, latency: Span, times: u64) -> bool {

@@ -71,6 +71,9 @@ pub(super) struct Disk {
     /// Whether its first I/O has waited so long that it has priority.
     pub(super) overdue: bool,
     pub(super) waits: Waits,
+    /// Cost of background I/Os: started since the last report, and in flight.
+    pub(super) background_started: u64,
+    pub(super) background_in_flight: u64,
     /// What it had used of its limits when they were lifted.
     lifted: Option<Box<Spent>>,
 }
@@ -97,6 +100,8 @@ impl Disk {
             part: u64::MAX,
             overdue: false,
             waits: Waits::default(),
+            background_started: 0,
+            background_in_flight: 0,
             lifted: None,
         };
         disk.derive(theta);
@@ -262,7 +267,21 @@ impl Disk {
         };
         self.waits.report(now, &mut usage);
         account.report(now, &mut usage);
+        self.background_started = 0;
         usage
+    }
+
+    /// Counts the cost of a background I/O that starts.
+    pub(super) fn count_background(&mut self, cost: u64) {
+        self.background_started += cost;
+        self.background_in_flight += cost;
+    }
+
+    /// Whether it issued any I/O since the last report, or has any left, for which somebody waits.
+    pub(super) fn is_guest_active(&self, account: &Account) -> bool {
+        !self.queue.is_empty()
+            || account.cost_started() > self.background_started
+            || account.in_flight() > self.background_in_flight
     }
 
     /// Whether it issued any I/O since the last report, or has any left.

@@ -21,6 +21,7 @@
 //!                       └────────────────────────┘
 //! ```
 
+mod background;
 mod choice;
 mod entry;
 mod places;
@@ -38,6 +39,7 @@ use crate::units::Time;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use background::{Background, background_shares};
 use choice::Block;
 
 /// How far a disk's tag may advance while the datastore's rate is unknown: its credit, at 1000 shares.
@@ -94,6 +96,7 @@ pub struct Scheduler {
     redraw: Time,
     overdue: VecDeque<u32>,
     next_scan: Time,
+    background: Background,
     bins: Bins,
     /// Whether any I/O completed since the last usage report.
     active: bool,
@@ -135,6 +138,7 @@ impl Scheduler {
             redraw: Time::ZERO,
             overdue: VecDeque::new(),
             next_scan: Time::ZERO,
+            background: Background::new(),
             bins: Bins::default(),
             active: false,
             now: Time::ZERO,
@@ -217,7 +221,7 @@ impl Scheduler {
     /// If an I/O of the disk is queued ([`Scheduler::drain`] comes first), or the disk is not here.
     pub fn remove(&mut self, disk: DiskId) -> Option<Box<Spent>> {
         assert!(
-            self.disk(disk.0).queue.is_empty(),
+            self.waiting(disk) == 0,
             "a disk is removed only without queued I/Os"
         );
         self.accounts[disk.0 as usize].free = false;
@@ -264,7 +268,7 @@ impl Scheduler {
         let shares_of = |active: bool| -> u64 {
             let disks = self.disks.iter().zip(&self.accounts);
             let disks = disks.filter_map(|(disk, account)| Some((disk.as_ref()?, account)));
-            let disks = disks.filter(|(disk, account)| !active || disk.is_active(account));
+            let disks = disks.filter(|(disk, account)| !active || disk.is_guest_active(account));
             disks.map(|(disk, _)| u64::from(disk.policy.shares)).sum()
         };
         // Before the first I/O, all disks count. A lead that is too short is soon corrected; an unbounded one is not.
@@ -273,6 +277,7 @@ impl Scheduler {
             shares => shares,
         };
         let shares = self.member.exchange_shares(self.active_shares);
+        self.weigh_background(shares);
         self.lead = match orders.per_second {
             0 => LEAD_UNKNOWN,
             rate => virtual_span(rate / 10, shares),
@@ -562,8 +567,10 @@ impl Scheduler {
 
     /// The number of queued I/Os of the disk.
     pub fn waiting(&self, disk: DiskId) -> usize {
+        let id = disk;
         let disk = self.disks.get(disk.0 as usize).and_then(Option::as_ref);
-        disk.map_or(0, |disk| disk.queue.len())
+        let queued = disk.map_or(0, |disk| disk.queue.len());
+        queued + self.background.waiting(id)
     }
 
     /// Removes the queued I/Os of the disk, in order.
@@ -588,9 +595,12 @@ impl Scheduler {
         let accounts = self.accounts.iter_mut();
         for ((id, disk), account) in (0..).zip(&mut self.disks).zip(accounts) {
             if let Some(disk) = disk {
-                let usage = disk.usage(DiskId(id), now, v, account);
-                if usage.active {
+                let guest_active = disk.is_guest_active(account);
+                let mut usage = disk.usage(DiskId(id), now, v, account);
+                if guest_active {
                     self.active_shares += u64::from(usage.shares);
+                } else if usage.active {
+                    usage.shares = background_shares(usage.shares);
                 }
                 out.push(usage);
             }

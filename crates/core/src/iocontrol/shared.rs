@@ -46,6 +46,8 @@ struct Lane {
     waits: AtomicBool,
     /// Shares of its active disks.
     shares: AtomicU64,
+    /// Whether it works in the background.
+    background: AtomicBool,
 }
 
 impl Shared {
@@ -57,6 +59,7 @@ impl Shared {
                 reserve: AtomicU64::new(NONE),
                 waits: AtomicBool::new(false),
                 shares: AtomicU64::new(0),
+                background: AtomicBool::new(false),
             })
             .collect();
         Arc::new(Shared {
@@ -466,5 +469,15 @@ impl Member {
             .store(shares, Ordering::Relaxed);
         let lanes = self.shared.lanes.iter();
         lanes.map(|lane| lane.shares.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Publishes whether this thread works in the background, and returns how many threads do.
+    pub fn exchange_background(&mut self, works: bool) -> u64 {
+        self.shared.lanes[self.thread]
+            .background
+            .store(works, Ordering::Relaxed);
+        let lanes = self.shared.lanes.iter();
+        let works = lanes.filter(|lane| lane.background.load(Ordering::Relaxed));
+        works.count() as u64
     }
 }

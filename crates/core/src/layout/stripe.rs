@@ -173,7 +173,7 @@ fn sub(io: &LayoutIo, piece: Piece, data: Data) -> SubIo {
         offset: piece.offset,
         len: piece.len,
         data,
-        background: false,
+        background: io.background,
     }
 }
 

@@ -208,6 +208,22 @@ impl MemberQos {
         let Some(entry) = self.entries.get_mut(usize::from(place)) else {
             return true;
         };
+        if io.is_background() {
+            (io.via, io.times) = (place, 1);
+            entry.ios += 1;
+            let Some(scheduler) = scheduler_of(schedulers, entry.qos.control) else {
+                return true;
+            };
+            let (op, offset, len) = (io.op, io.at, io.len);
+            let offer = scheduler.offer_background(now, self.disk, io.id, op, offset, len);
+            return match offer {
+                Offer::Start(cost) => {
+                    io.cost = cost;
+                    true
+                }
+                Offer::Wait => false,
+            };
+        }
         if !entry.qos.counts(io) {
             return true;
         }
@@ -221,7 +237,15 @@ impl MemberQos {
     pub(super) fn ended(&mut self, schedulers: &mut Schedulers, now: Time, io: &Io) {
         let entry = &mut self.entries[usize::from(io.via)];
         entry.ios -= 1;
-        entry.qos.ended(schedulers, now, self.disk, io);
+        match scheduler_of(schedulers, entry.qos.control) {
+            Some(scheduler) if io.is_background() => {
+                let (op, len, issued) = (io.op, io.len, io.issued);
+                scheduler.finished_background(now, self.disk, op, len, issued, io.cost);
+            }
+            _ => {
+                entry.qos.ended(schedulers, now, self.disk, io);
+            }
+        }
         self.left(schedulers, io.via);
     }
 
@@ -250,6 +274,15 @@ impl MemberQos {
             }
         }
         self.drop_unused(schedulers);
+    }
+
+    /// Somebody waits for what the disk has in the background. Appends what is queued.
+    pub(crate) fn hurry(&mut self, schedulers: &mut Schedulers, now: Time, out: &mut Vec<IoId>) {
+        for entry in &self.entries {
+            if let Some(scheduler) = scheduler_of(schedulers, entry.qos.control) {
+                scheduler.hurry(now, self.disk, out);
+            }
+        }
     }
 
     /// I/Os that wait for a limit or at a target.

@@ -43,13 +43,21 @@ impl Stack {
         if !core::mem::replace(&mut self.inside.closed, true) {
             cx.for_each_layout(&mut self.inside, |layout, cx| layout.close(cx));
         }
+        self.must_end(cx)
+    }
+
+    /// Whether nothing of the layouts is under way. Otherwise somebody waits for what is in the background.
+    fn must_end(&mut self, cx: &mut StackCx<'_>) -> bool {
+        if self.inside.subs > 0 {
+            cx.hurry();
+        }
         self.inside.subs == 0
     }
 
     /// Ends the layouts' work in the background. Returns whether nothing of them is under way any more.
     pub(crate) fn pause(&mut self, cx: &mut StackCx<'_>) -> bool {
         cx.for_each_layout(&mut self.inside, |layout, cx| layout.pause(cx));
-        self.inside.subs == 0
+        self.must_end(cx)
     }
 
     /// Replaces the layouts while the stack is idle. Returns whether requests wait until the new ones have opened.
@@ -95,7 +103,7 @@ impl Stack {
 
     /// Reports a checksum to its layout. Returns whether there was such an I/O.
     pub(crate) fn summed(&mut self, cx: &mut StackCx<'_>, id: IoId, sum: u32) -> bool {
-        let Some(Origin::Layout { node, tag }) = cx.ios.get(id).map(|io| io.origin) else {
+        let Some(Origin::Layout { node, tag, .. }) = cx.ios.get(id).map(|io| io.origin) else {
             return false;
         };
         cx.ios.remove(id);
@@ -409,11 +417,27 @@ impl StackCx<'_> {
                     len,
                 });
             }
+            LayoutCommand::Hurry => self.hurry(),
             LayoutCommand::Opened(outcome) => self.layout_opened(inside, node, outcome),
             LayoutCommand::Notice(notice) => {
                 let tree = inside.layout.as_deref().expect("the disk has layouts");
                 let notice = Box::new(tree.notice(node, notice));
                 self.exit.out.push(Effect::LayoutNotice { disk, notice });
+            }
+        }
+    }
+
+    /// Takes what the disk has queued in the background out of it.
+    fn hurry(&mut self) {
+        let Some(members) = &mut self.exit.qos.members else {
+            return;
+        };
+        let mut hurried = Vec::new();
+        members.hurry(self.exit.schedulers, self.exit.now, &mut hurried);
+        self.exit.waits |= !hurried.is_empty();
+        for id in hurried {
+            if let Origin::Layout { background, .. } = &mut self.ios.inside_mut(id).origin {
+                *background = false;
             }
         }
     }
@@ -437,7 +461,13 @@ impl StackCx<'_> {
             data: sub.data,
             arrived: self.exit.now,
         };
-        let (now, origin) = (self.exit.now, Origin::Layout { node, tag });
+        let background = sub.background;
+        let origin = Origin::Layout {
+            node,
+            tag,
+            background,
+        };
+        let now = self.exit.now;
         let id = self
             .ios
             .insert_with(|id| entering(now, id, origin, &request, false));
@@ -465,7 +495,12 @@ impl StackCx<'_> {
             data: Data::NONE,
             arrived: self.exit.now,
         };
-        let (now, origin) = (self.exit.now, Origin::Layout { node, tag });
+        let origin = Origin::Layout {
+            node,
+            tag,
+            background: false,
+        };
+        let now = self.exit.now;
         self.ios
             .insert_with(|id| entering(now, id, origin, &request, false))
     }
@@ -473,7 +508,7 @@ impl StackCx<'_> {
     /// A block of a layout's own has ended. Returns the layout and its tag.
     fn end_block(&mut self, inside: &mut Inside, id: IoId, outcome: Outcome) -> Option<(u8, u64)> {
         let io = self.ios.get(id)?;
-        let (Origin::Layout { node, tag }, target) = (io.origin, io.target) else {
+        let (Origin::Layout { node, tag, .. }, target) = (io.origin, io.target) else {
             return None;
         };
         self.ios.remove(id);

@@ -7,7 +7,7 @@ use tidegate_core::iocontrol::shared::{Groups, Shared};
 use tidegate_core::iocontrol::{
     Cost, CostModel, DiskKey, Mode, Orders, Policy, Scheduler, Spent, Usage,
 };
-use tidegate_core::layout::{LayoutSpec, Members, Target, Tree};
+use tidegate_core::layout::{LayoutOrder, LayoutSpec, Members, Target, Tree};
 use tidegate_core::request::{Data, DiskId, Flags, IoId, Op, Outcome, Request, Token};
 use tidegate_core::shard::{Controlled, Event, Shard};
 use tidegate_core::stack::Stack;
@@ -216,6 +216,18 @@ impl World {
         let mut flying = self.flying.iter();
         let place = flying.position(|(on, _)| on.0 == target);
         self.finish(place.expect("the target has I/O"));
+    }
+
+    /// The oldest I/O ends.
+    pub(crate) fn finish_on_any(&mut self) {
+        self.finish(0);
+    }
+
+    pub(crate) fn scrub(&mut self) {
+        self.handle(Event::LayoutOrder {
+            disk: DISK,
+            order: LayoutOrder::Scrub { repair: false },
+        });
     }
 
     /// Each I/O ends, and those that follow.

@@ -44,6 +44,8 @@ enum Phase {
     Reservation,
     Target,
     Shares,
+    /// The least start tag is that of work in the background, which is no disk's.
+    Background,
 }
 
 /// The reason why no I/O starts.
@@ -58,6 +60,9 @@ impl Scheduler {
     pub(super) fn dispatch(&mut self, now: Time) -> Result<(u32, IoId, Cost), Block> {
         loop {
             let (slot, phase) = self.choose(now)?;
+            if phase == Phase::Background {
+                return self.dispatch_background(now);
+            }
             let fraction = self.fraction(now);
             let (window, limits) = (self.window, self.limits());
             let disk = self.disks[slot as usize]
@@ -67,6 +72,7 @@ impl Scheduler {
             let (cost, units, bytes) = (first.cost, first.units, first.bytes);
             let need = ((cost * fraction) >> 16).max(1);
             let there = self.accounts[slot as usize].in_flight();
+            let there = there.saturating_sub(disk.background_in_flight);
             if phase == Phase::Shares && there != 0 && there.saturating_add(need) > disk.part {
                 self.hold_to_part(now, slot);
                 self.publish();
@@ -105,19 +111,41 @@ impl Scheduler {
         {
             return Ok((slot, Phase::Reservation));
         }
+        let background = self.background.next();
         let Some((least, first)) = self.ready.peek() else {
-            return Err(Block::Nothing);
+            return match background {
+                Some(tag) => self.choose_background(now, tag),
+                None => Err(Block::Nothing),
+            };
         };
         if let Some((slot, tag)) = self.near_target(now)
             && self.before(now, tag).is_none()
         {
             return Ok((slot, Phase::Target));
         }
+        if let Some(tag) = background
+            && before(tag, least)
+        {
+            return self.choose_background(now, tag);
+        }
         // Only the least tag here is compared. So of two threads one is behind the other, never each behind the other.
         match self.before(now, least) {
             Some(thread) => Err(Block::Turn(thread)),
             None => Ok((first, Phase::Shares)),
         }
+    }
+
+    fn choose_background(&self, now: Time, tag: u64) -> Result<(u32, Phase), Block> {
+        match self.before(now, tag) {
+            Some(thread) => Err(Block::Turn(thread)),
+            None => Ok((u32::MAX, Phase::Background)),
+        }
+    }
+
+    /// Credits reservations after other I/O.
+    pub(super) fn earn_reserve_credit(&self, cost: u64) {
+        self.member
+            .earn_reserve_credit(RESERVE_PARTS * cost, RESERVE_CREDIT);
     }
 
     /// Another thread that has priority over an I/O with this tag.
@@ -147,7 +175,7 @@ impl Scheduler {
     }
 
     /// The fraction of a request that must fit in the window, in 1/65536. All fractions are equally frequent.
-    fn fraction(&mut self, now: Time) -> u64 {
+    pub(super) fn fraction(&mut self, now: Time) -> u64 {
         if now >= self.redraw {
             let draw = now.as_nanos() / DRAW.as_nanos();
             self.redraw = Time::from_nanos((draw + 1) * DRAW.as_nanos());
@@ -171,7 +199,7 @@ impl Scheduler {
         } = queued;
         let start = disk.tag;
         match phase {
-            Phase::Shares => disk.charge_turn(cost),
+            Phase::Shares | Phase::Background => disk.charge_turn(cost),
             Phase::Overdue | Phase::Reservation | Phase::Target => disk.charge(cost, v, lead),
         }
         if phase == Phase::Reservation {
@@ -190,9 +218,8 @@ impl Scheduler {
         }
         match phase {
             Phase::Reservation => self.member.spend_reserve_credit(cost),
-            Phase::Overdue | Phase::Target | Phase::Shares => {
-                self.member
-                    .earn_reserve_credit(RESERVE_PARTS * cost, RESERVE_CREDIT);
+            Phase::Overdue | Phase::Target | Phase::Shares | Phase::Background => {
+                self.earn_reserve_credit(cost);
             }
         }
         self.requeue(now, slot);

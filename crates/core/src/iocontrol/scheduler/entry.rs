@@ -118,7 +118,9 @@ impl Scheduler {
         self.calm = false;
         if idle {
             // No other disk of its group may become ready either.
-            let alone = self.ready.is_empty() && !self.is_group_held(now, group, tag);
+            let alone = self.ready.is_empty()
+                && self.background.next().is_none()
+                && !self.is_group_held(now, group, tag);
             self.place(now, slot);
             if alone && let Ok((started, _, cost)) = self.dispatch(now) {
                 assert!(started == slot, "no other disk was ready");

@@ -393,6 +393,10 @@ impl Scheduler {
     pub(super) fn publish(&mut self) {
         if !self.member.is_alone() {
             let start = self.ready.peek().map(|(tag, _)| tag);
+            let start = match (start, self.background.next()) {
+                (Some(one), Some(other)) => Some(earlier(one, other)),
+                (one, other) => one.or(other),
+            };
             let due = self.reserved.peek().map(|(at, _)| at);
             self.member.publish(start, due);
         }

@@ -249,6 +249,8 @@ impl Mirror {
         slot.writing = false;
         slot.pending = 1 << slot.from;
         let (target, data) = (Target(slot.from), slot.data);
+        // Guests may wait for the range.
+        let background = slot.lock != Lock::Held;
         cx.issue(
             tag(COPY, number, target),
             SubIo {
@@ -258,7 +260,7 @@ impl Mirror {
                 offset: at,
                 len,
                 data,
-                background: true,
+                background,
             },
         );
     }
@@ -313,6 +315,7 @@ impl Mirror {
                 let slot = self.slot(number).expect("it is here");
                 (slot.writing, slot.pending) = (true, to);
                 let (offset, len, data) = (slot.at, slot.len, slot.data);
+                let background = slot.lock != Lock::Held;
                 for target in each(to) {
                     let sub = SubIo {
                         target,
@@ -321,7 +324,7 @@ impl Mirror {
                         offset,
                         len,
                         data,
-                        background: true,
+                        background,
                     };
                     cx.issue(tag(COPY, number, target), sub);
                 }

@@ -104,6 +104,8 @@ impl Mirror {
         };
         if self.lock.acquire(wanted) {
             self.locked(cx, number);
+        } else if self.hurry_scrub(wanted.start, wanted.end) {
+            cx.hurry();
         }
         Map::Issued
     }

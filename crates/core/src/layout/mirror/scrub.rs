@@ -25,6 +25,8 @@ pub(super) struct Scrub {
     left: u32,
     /// Whether it ends as soon as nothing of it is under way.
     ending: bool,
+    /// Whether a guest waits for the piece's range.
+    hurried: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -70,6 +72,7 @@ impl Mirror {
             copies: Vec::new(),
             left: 0,
             ending: false,
+            hurried: false,
         });
         self.lock_piece(cx);
         Ok(())
@@ -79,12 +82,25 @@ impl Mirror {
         SLOT.min(self.size - at)
     }
 
+    /// A guest waits for this range. Returns whether the scrub has it.
+    pub(super) fn hurry_scrub(&mut self, start: u64, end: u64) -> bool {
+        let size = self.size;
+        let Some(scrub) = &mut self.scrub else {
+            return false;
+        };
+        let to = scrub.at + SLOT.min(size.saturating_sub(scrub.at));
+        let has_it = scrub.step != Step::Waits && scrub.at < end && start < to;
+        scrub.hurried |= has_it;
+        has_it
+    }
+
     fn lock_piece(&mut self, cx: &mut LayoutCx<'_>) {
         let Some(scrub) = &mut self.scrub else { return };
         if scrub.at >= self.size {
             return self.end_scrub(cx);
         }
         scrub.step = Step::Waits;
+        scrub.hurried = false;
         let at = scrub.at;
         let wanted = Wanted {
             id: SCRUB_LOCK,
@@ -248,11 +264,12 @@ impl Mirror {
         };
         scrub.step = Step::Writes;
         scrub.left = u32::try_from(wrong.len()).expect("few members");
-        let number = scrub.number;
+        let (number, background) = (scrub.number, !scrub.hurried);
         for member in wrong {
             let sub = sub_io(member, Op::Write, at, SLOT.min(size - at), data);
             let sub = SubIo {
                 flags: Flags::FUA,
+                background,
                 ..sub
             };
             cx.issue(tag(SCRUB, number, member), sub);
