@@ -26,7 +26,7 @@
 use crate::effect::{ControlId, Effect};
 use crate::filter::stats::Pulse;
 use crate::filter::{FilterKey, FilterReport, Io, Why};
-use crate::layout::{Arena, LayoutReport};
+use crate::layout::{Arena, LayoutReport, OrderRefusal};
 use crate::qos::{DiskQos, Schedulers};
 use crate::request::{Data, DiskId, Fault, IoId, Outcome, Request, Token};
 use crate::slab::Slab;
@@ -252,7 +252,10 @@ impl Shard {
                 self.strays += u64::from(known != Some(true));
             }
             Event::LayoutOrder { disk, order } => {
-                let ordered = self.with_stack(now, disk, out, |stack, cx| stack.order(cx, order));
+                let ordered = match self.is_held(disk) {
+                    true => Some(Err(OrderRefusal::NotOpen)),
+                    false => self.with_stack(now, disk, out, |stack, cx| stack.order(cx, order)),
+                };
                 if let Some(outcome) = ordered {
                     out.push(Effect::LayoutOrdered { disk, outcome });
                 }

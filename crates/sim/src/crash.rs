@@ -16,6 +16,7 @@ pub mod choice;
 pub mod explore;
 pub mod history;
 pub mod seeds;
+mod shape;
 pub mod store;
 pub mod world;
 

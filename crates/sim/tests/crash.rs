@@ -1,12 +1,14 @@
 //! The data path through crashes: every schedule of short workloads, long random runs, and what the simulator catches.
 
 use tidegate_core::filter::FilterSpec;
-use tidegate_core::layout::{LayoutOrder, Target};
+use tidegate_core::layout::mirror::state::{HOT_MAX, REGION};
+use tidegate_core::layout::{LayoutOrder, Refusal, Target};
 use tidegate_core::request::{Flags, Op};
+use tidegate_sim::crash::choice::{Choose, RandomChoices, RecordedChoices};
 use tidegate_sim::crash::explore::{Act, Depth, Failure, explore, fail_each, requests};
 use tidegate_sim::crash::seeds;
 use tidegate_sim::crash::store::Defects;
-use tidegate_sim::crash::world::{GuestRequest, Setup, Shape};
+use tidegate_sim::crash::world::{Formatted, GuestRequest, Setup, Shape, World};
 
 /// Workloads of two requests, in every way.
 const TWO: Depth = Depth {
@@ -211,6 +213,72 @@ fn whichever_io_of_an_act_fails_a_disk_with_a_whole_member_has_no_error() {
     }
     let moves = [Act::Move, written, Act::Guest(read), Act::Move, written];
     holds_whatever_fails(Shape::Movable, false, &moves);
+}
+
+/// A large mirror of two, whose second member has been dropped and lacks a sector in each of so many regions.
+fn degraded(regions: u64, spare: u64) -> World {
+    let mirror = Setup {
+        sectors: (regions + spare) * REGION_SECTORS,
+        ..disk(Shape::Mirror { members: 2 }, &[])
+    };
+    let mut world = Formatted::new(&mirror).world();
+    world.finish();
+    world.order(LayoutOrder::Drop(Target(1)));
+    for region in 0..regions {
+        world.submit(write(region * REGION_SECTORS, 1, Flags::NONE));
+        world.finish();
+    }
+    world
+}
+
+const REGION_SECTORS: u64 = REGION / 512;
+
+#[test]
+fn directed_a_member_that_lacks_more_regions_than_are_remembered_gets_all_bytes() {
+    let mut world = degraded(HOT_MAX as u64 + 2, 2);
+    world.order(LayoutOrder::Rebuild(Target(1)));
+    world.verify(0..1, &mut RecordedChoices::new(&[]));
+    assert_eq!(world.breach(), None);
+}
+
+#[test]
+fn directed_an_old_copy_of_a_member_in_sync_is_refused() {
+    let mut world = Formatted::new(&disk(Shape::Mirror { members: 2 }, &[])).world();
+    world.finish();
+    let copy = world.copy_of(1);
+    for _ in 0..3 {
+        world.submit(write(0, 2, Flags::NONE));
+        // The region becomes cold, and hot again.
+        world.finish();
+        world.wait(1);
+        world.finish();
+    }
+    world.crash_again(&mut RecordedChoices::new(&[]));
+    world.put_back(1, copy);
+    world.finish();
+    assert_eq!(world.opened(), Some(Err(Refusal::Missing(Target(1)))));
+}
+
+#[test]
+fn directed_a_rebuild_that_crashes_again_and_again_goes_on_where_its_member_is_durable() {
+    for seed in 0..5 {
+        let mut random = RandomChoices::new(seed);
+        let mut world = degraded(140, 0);
+        world.order(LayoutOrder::Replace(Target(1)));
+        for _ in 0..3 {
+            let steps = random.choose(10_000);
+            for _ in 0..steps {
+                match (world.effects(), world.in_flight()) {
+                    (0, 0) => break,
+                    (0, _) => world.complete(0, Ok(())),
+                    _ => world.perform(),
+                }
+            }
+            world.crash_again(&mut random);
+        }
+        world.verify(0..1, &mut random);
+        assert_eq!(world.breach(), None, "seed {seed}");
+    }
 }
 
 #[test]

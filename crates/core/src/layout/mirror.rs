@@ -252,7 +252,10 @@ impl Mirror {
             && dropped >> member & 1 == 1
         {
             self.syncing = None;
-            self.abandon_copies(cx);
+            // Copies of hot regions while the disk opens go on without it.
+            if self.copier.as_ref().is_some_and(Copier::is_rebuild) {
+                self.abandon_copies(cx);
+            }
             let member = Target(member);
             cx.notice(LayoutNotice::RebuildFailed { member, fault });
         }

@@ -76,6 +76,12 @@ impl Shard {
         }
     }
 
+    /// Whether the disk's layouts are about to be replaced: then they begin nothing.
+    pub(super) fn is_held(&self, id: DiskId) -> bool {
+        let disk = self.disks.get(id.0 as usize).and_then(Option::as_ref);
+        disk.is_some_and(|disk| matches!(disk.gate, Gate::Holding | Gate::Held))
+    }
+
     /// Lets the requests of a disk go on that was to be held and is not yet.
     pub(super) fn unhold(&mut self, now: Time, id: DiskId, out: &mut Vec<Effect>) {
         let disk = self.disks[id.0 as usize].as_mut();

@@ -14,14 +14,17 @@
 //! "Linearizability of persistent memory objects" (DISC 2016): an operation is durable once a flush that began after its
 //! end has ended.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Not yet.
 const NEVER: u64 = u64::MAX;
 
 /// The versions of each sector of a disk.
+#[derive(Default)]
 pub struct History {
-    sectors: Vec<Vec<Version>>,
+    /// Those that were written. The others have zeroes.
+    sectors: BTreeMap<u64, Vec<Version>>,
     /// Each event has a moment of its own.
     now: u64,
     /// The moment of the last crash.
@@ -53,22 +56,8 @@ pub enum End {
 
 impl History {
     /// A disk of zeroes.
-    pub fn new(sectors: u64) -> History {
-        let zeroes = || {
-            vec![Version {
-                stamp: 0,
-                issued: 0,
-                ended: 0,
-                replaces: true,
-                hidden: NEVER,
-                recoverable: true,
-            }]
-        };
-        History {
-            sectors: (0..sectors).map(|_| zeroes()).collect(),
-            now: 0,
-            crashed: 0,
-        }
+    pub fn new() -> History {
+        History::default()
     }
 
     /// The next moment.
@@ -85,7 +74,8 @@ impl History {
     /// The same for a write whose buffer the guest changes meanwhile: a sector becomes either version.
     pub fn write_either(&mut self, range: Range<u64>, stamp: u64, or: u64) -> u64 {
         let issued = self.tick();
-        for versions in self.versions(range) {
+        for sector in range {
+            let versions = self.versions(sector);
             let stamps = std::iter::once(stamp).chain((stamp != or).then_some(or));
             versions.extend(stamps.map(|stamp| Version {
                 stamp,
@@ -102,8 +92,8 @@ impl History {
     /// It has ended.
     pub fn wrote(&mut self, range: Range<u64>, issued: u64, end: End) {
         let now = self.tick();
-        for versions in self.versions(range) {
-            for version in &mut *versions {
+        for sector in range {
+            for version in self.versions(sector) {
                 if version.issued == issued {
                     version.ended = now;
                     version.replaces = end != End::Unknown;
@@ -117,7 +107,7 @@ impl History {
 
     /// A flush that began at this moment has ended.
     pub fn flushed(&mut self, began: u64) {
-        for versions in &mut self.sectors {
+        for versions in self.sectors.values_mut() {
             let durable = versions
                 .iter()
                 .filter(|version| version.replaces && version.ended < began);
@@ -136,7 +126,11 @@ impl History {
     pub fn read(&mut self, sector: u64, began: u64, stamp: u64) -> Result<(), String> {
         let now = self.tick();
         let crashed = self.crashed;
-        let versions = &mut self.sectors[usize::try_from(sector).expect("a small disk")];
+        let versions = match self.sectors.get_mut(&sector) {
+            Some(versions) => versions,
+            None if stamp == 0 => return Ok(()),
+            None => self.versions(sector),
+        };
         let matching = |version: &&Version| version.stamp == stamp && version.hidden > began;
         // The one that is visible longest, if there are several.
         let Some(seen) = versions.iter().filter(matching).max_by_key(|v| v.hidden) else {
@@ -164,7 +158,7 @@ impl History {
     pub fn crash(&mut self) {
         let now = self.tick();
         self.crashed = now;
-        for versions in &mut self.sectors {
+        for versions in self.sectors.values_mut() {
             versions.retain(|version| version.recoverable);
             for version in versions {
                 version.hidden = NEVER;
@@ -177,14 +171,23 @@ impl History {
 
     /// Forgets what no read and no crash can show any more; no read is under way.
     pub fn forget(&mut self) {
-        for versions in &mut self.sectors {
+        for versions in self.sectors.values_mut() {
             versions.retain(|version| version.recoverable || version.hidden == NEVER);
         }
     }
 
-    fn versions(&mut self, range: Range<u64>) -> &mut [Vec<Version>] {
-        let at = |sector| usize::try_from(sector).expect("a small disk");
-        &mut self.sectors[at(range.start)..at(range.end)]
+    fn versions(&mut self, sector: u64) -> &mut Vec<Version> {
+        let zeroes = || {
+            vec![Version {
+                stamp: 0,
+                issued: 0,
+                ended: 0,
+                replaces: true,
+                hidden: NEVER,
+                recoverable: true,
+            }]
+        };
+        self.sectors.entry(sector).or_insert_with(zeroes)
     }
 }
 
@@ -205,7 +208,7 @@ mod tests {
     #[test]
     fn an_answered_write_replaces_and_a_crash_brings_the_older_one_back_unless_flushed() {
         for flush in [false, true] {
-            let mut history = History::new(1);
+            let mut history = History::new();
             written(&mut history, 1, End::Done);
             assert!(!may_read(&mut history, 0));
             if flush {
@@ -219,7 +222,7 @@ mod tests {
 
     #[test]
     fn a_flush_that_began_before_the_end_of_a_write_does_not_cover_it() {
-        let mut history = History::new(1);
+        let mut history = History::new();
         let issued = history.write(0..1, 1);
         let began = history.tick();
         history.wrote(0..1, issued, End::Done);
@@ -230,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_write_under_way_is_seen_or_not_and_once_seen_stays() {
-        let mut history = History::new(1);
+        let mut history = History::new();
         written(&mut history, 1, End::Durable);
         let issued = history.write(0..1, 2);
         assert!(may_read(&mut history, 1), "the older one");
@@ -242,7 +245,7 @@ mod tests {
 
     #[test]
     fn what_is_read_after_a_crash_stays_over_the_next_crash() {
-        let mut history = History::new(1);
+        let mut history = History::new();
         written(&mut history, 1, End::Durable);
         history.write(0..1, 2);
         history.crash();
@@ -253,7 +256,7 @@ mod tests {
 
     #[test]
     fn a_flush_after_a_crash_makes_durable_what_the_crash_has_left() {
-        let mut history = History::new(1);
+        let mut history = History::new();
         written(&mut history, 1, End::Durable);
         history.write(0..1, 2);
         history.crash();
@@ -265,7 +268,7 @@ mod tests {
 
     #[test]
     fn a_discard_or_failed_write_leaves_the_older_version_possible() {
-        let mut history = History::new(1);
+        let mut history = History::new();
         written(&mut history, 1, End::Durable);
         written(&mut history, 2, End::Unknown);
         history.crash();
@@ -275,7 +278,7 @@ mod tests {
 
     #[test]
     fn a_read_that_overlaps_a_write_may_return_what_the_write_replaced() {
-        let mut history = History::new(1);
+        let mut history = History::new();
         let issued = history.write(0..1, 1);
         let began = history.tick();
         history.wrote(0..1, issued, End::Done);

@@ -70,13 +70,26 @@ fn shorten(mut choices: Vec<u32>, fails: impl Fn(&[u32]) -> bool) -> Vec<u32> {
 fn play(world: &mut World, choices: &mut dyn Choose, steps: u32) {
     // One of so many I/Os fails.
     let fails = [64, 256, u32::MAX][choices.choose(3) as usize];
+    // And one of so many steps is a crash.
+    let crashes = [12, 64, 256][choices.choose(3) as usize];
     for _ in 0..steps {
         if world.breach().is_some() || choices.is_over() {
             break;
         }
+        if choices.choose(crashes) == 1 {
+            crash(world, choices);
+        }
         step(world, choices, fails);
     }
     world.verify(0..world.sectors(), choices);
+}
+
+/// A crash, after which the disk is read, or goes on at once.
+fn crash(world: &mut World, choices: &mut dyn Choose) {
+    world.crash(choices);
+    if choices.choose(4) == 1 {
+        world.verify(0..world.sectors(), choices);
+    }
 }
 
 fn step(world: &mut World, choices: &mut dyn Choose, fails: u32) {
@@ -84,13 +97,7 @@ fn step(world: &mut World, choices: &mut dyn Choose, fails: u32) {
         return world.perform();
     }
     match choices.choose(64) {
-        0 => {
-            world.crash(choices);
-            if choices.choose(4) == 0 {
-                return;
-            }
-            world.verify(0..world.sectors(), choices);
-        }
+        0 | 1 if choices.choose(4) > 0 => world.order(order(world.targets(), choices)),
         1 => world.rearrange(filters(choices.choose(4))),
         2 => drop(world.pass_time()),
         3 => world.order(order(world.targets(), choices)),
@@ -125,8 +132,10 @@ fn step(world: &mut World, choices: &mut dyn Choose, fails: u32) {
 fn order(targets: u8, choices: &mut dyn Choose) -> LayoutOrder {
     let target = choices.choose(targets.into());
     let target = Target(u8::try_from(target).expect("a target"));
-    match choices.choose(8) {
+    match choices.choose(10) {
         0 => LayoutOrder::Drop(target),
+        5 => LayoutOrder::Rate(1 << 20),
+        6 => LayoutOrder::Rate(0),
         1 => LayoutOrder::Scrub { repair: true },
         2 => LayoutOrder::StopScrub,
         3 => LayoutOrder::Replace(target),

@@ -84,6 +84,10 @@ impl Store {
         self.writes += 1;
         for (sector, bytes) in sectors(offset, bytes) {
             let sector = sector + u64::from(self.defects.misdirects == Some(sector));
+            let same = self.current.has(sector, &bytes) && self.durable.has(sector, &bytes);
+            if same && !self.volatile.contains_key(&sector) {
+                continue;
+            }
             self.current.write(sector, &bytes);
             if fua && !self.defects.fua {
                 self.volatile.remove(&sector);
@@ -93,6 +97,20 @@ impl Store {
                 versions.push((self.writes, bytes));
             }
         }
+    }
+
+    /// Whether both stores have the same bytes from this offset on.
+    pub fn is_equal_from(&self, other: &Store, offset: u64) -> bool {
+        let first = offset / PAGE as u64;
+        let pages = self.current.0.range(first..);
+        let mut pages = pages.chain(other.current.0.range(first..));
+        pages.all(|(page, _)| {
+            let mut sectors = (0..8).map(|sector| 8 * page + sector);
+            sectors.all(|sector| {
+                let own = self.current.sector(sector).unwrap_or(&[0; SECTOR]);
+                other.current.sector(sector).unwrap_or(&[0; SECTOR]) == own
+            })
+        })
     }
 
     /// How many writes have completed: what a flush that begins now covers.

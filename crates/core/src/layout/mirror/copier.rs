@@ -93,6 +93,11 @@ impl Copier {
             next_at: Time::ZERO,
         }
     }
+
+    /// Whether one member gets the copies.
+    pub(super) fn is_rebuild(&self) -> bool {
+        self.member.is_some()
+    }
 }
 
 impl Mirror {

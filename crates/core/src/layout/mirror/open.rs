@@ -354,7 +354,9 @@ impl Mirror {
     /// Uses a member again: it gets writes from now on, and copies of what it lacks.
     fn begin_rebuild(&mut self, cx: &mut LayoutCx<'_>, member: u8, full: bool) {
         self.readmission.at[usize::from(member)] = None;
-        self.readmission.barred &= !(1 << member);
+        if self.kept {
+            self.readmission.barred &= !(1 << member);
+        }
         self.syncing = Some(Syncing {
             member,
             full,

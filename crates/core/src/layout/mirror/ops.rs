@@ -399,7 +399,7 @@ impl Mirror {
         }
         if op.counted {
             self.uncount(op.offset, op.len);
-            self.cool_at = Some(cx.now() + super::COOL_AFTER);
+            self.cool_at = self.kept.then(|| cx.now() + super::COOL_AFTER);
         }
         if self.hot.len() > HOT_MAX / 2 {
             self.forget_cold();

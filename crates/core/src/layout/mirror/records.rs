@@ -258,6 +258,10 @@ impl Mirror {
         let Some(writing) = self.records.writing.take_if(|writing| writing.pending == 0) else {
             return;
         };
+        if self.in_sync == 0 {
+            // The mirror has refused to open meanwhile.
+            return;
+        }
         let failed = writing.failed & self.active();
         if failed & self.in_sync == self.in_sync {
             // Of those that failed together one stays, so that no two members are more than a state apart. What waits for

@@ -49,11 +49,13 @@ const SHAPES: [(&str, Shape, u64); 8] = [
 ];
 /// Sectors of a disk.
 const SECTORS: u64 = 96;
+/// Sectors of a disk of several regions of a mirror's state: two regions and a part of a third.
+const WIDE: u64 = 2 * 2048 + 64;
 
-fn setup(shape: Shape) -> Setup {
+fn setup(shape: Shape, sectors: u64) -> Setup {
     Setup {
         shape,
-        sectors: SECTORS,
+        sectors,
         filters: vec![FilterSpec::Stats],
         defects: Defects::default(),
     }
@@ -62,7 +64,7 @@ fn setup(shape: Shape) -> Setup {
 fn enumerate() -> bool {
     SHAPES.iter().all(|(name, shape, edge)| {
         let began = Instant::now();
-        let found = explore(&setup(*shape), &requests(edge - 1), DEPTH);
+        let found = explore(&setup(*shape, SECTORS), &requests(edge - 1), DEPTH);
         let seconds = began.elapsed().as_secs_f64();
         println!(
             "{name}: {} workloads of up to {} requests ({} sampled), {} runs, {seconds:.1} s",
@@ -86,8 +88,10 @@ fn random(options: &Options, first: u64) -> bool {
         if options.swarm.is_some_and(|most| began.elapsed() > most) {
             break;
         }
-        for (name, shape, _) in SHAPES {
-            match seeds::run(&setup(shape), seed, STEPS) {
+        let small = SHAPES.map(|(name, shape, _)| (name, setup(shape, SECTORS)));
+        let wide = ("wide mirror of 2", setup(SHAPES[5].1, WIDE));
+        for (name, setup) in small.into_iter().chain([wide]) {
+            match seeds::run(&setup, seed, STEPS) {
                 Ok(completed) => (runs, ios) = (runs + 1, ios + completed),
                 Err(failure) => {
                     println!("{name}:");
