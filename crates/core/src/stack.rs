@@ -611,7 +611,8 @@ impl StackCx<'_> {
     fn end(&mut self, inside: &mut Inside, id: IoId) {
         let io = self.ios.remove(id).expect("an I/O ends exactly once");
         let Origin::Guest(token) = io.origin else {
-            return self.end_own(inside, &io);
+            // By value: a reference to it would keep it in memory for every I/O.
+            return self.end_own(inside, io.origin, io.outcome);
         };
         inside.in_flight -= 1;
         self.exit.out.push(Effect::Answer {
@@ -624,20 +625,21 @@ impl StackCx<'_> {
 
     /// The end of an I/O of a filter or a layout.
     #[cold]
-    fn end_own(&mut self, inside: &mut Inside, io: &Io) {
-        match io.origin {
+    #[inline(never)]
+    fn end_own(&mut self, inside: &mut Inside, origin: Origin, outcome: Outcome) {
+        match origin {
             Origin::Guest(_) => unreachable!("a guest's I/O is answered"),
             Origin::Filter { level, tag } => {
                 inside.lower -= 1;
                 let mut cx = self.exit.cx(level.into(), &mut inside.commands);
                 inside.layers[usize::from(level)]
                     .filter
-                    .lower_done(&mut cx, tag, io.outcome);
+                    .lower_done(&mut cx, tag, outcome);
             }
             Origin::Layout { node, tag, .. } => {
                 inside.subs -= 1;
                 let (layout, mut cx) = inside.hook(&mut self.exit, node);
-                layout.done(&mut cx, tag, io.outcome);
+                layout.done(&mut cx, tag, outcome);
             }
         }
     }
