@@ -6,7 +6,7 @@
 //! (complete, defer, resume, an I/O of its own) is queued until the batch has passed.
 //!
 //! # Always true
-//! - each I/O completes exactly once, and its slab entry is freed at the same moment (asserted in `end`)
+//! - each I/O completes exactly once, and its slab entry is freed at the same moment (asserted in `end` and `answer_guests`)
 //! - after `flow` no gathered I/O, diverted I/O or command is left
 //! - `in_flight` counts the guest's I/Os, `lower` the filters' own; while both are zero the stack is idle, and no I/O of
 //!   the disk is queued in the scheduler
@@ -23,7 +23,7 @@
 //!                  Effect::Start <──────┘     finish
 //! ```
 
-use crate::effect::Effect;
+use crate::effect::{ControlId, Effect};
 use crate::filter::batch::Diverted;
 use crate::filter::stats::Pulse;
 use crate::filter::{
@@ -276,7 +276,7 @@ impl Stack {
         }
         if !self.leaving.is_empty() {
             let bottom = inside.layers.len();
-            cx.up(inside, &mut self.leaving, 0, bottom);
+            cx.up(inside, &mut self.leaving, 0, bottom, true);
         }
         if !self.lower_leaving.is_empty() {
             cx.up_each(inside, &mut self.lower_leaving);
@@ -544,6 +544,9 @@ impl StackCx<'_> {
         if inside.layout.is_some() {
             return self.map_all(inside, ids);
         }
+        if self.exit.qos.plain.control == ControlId::NONE {
+            return self.begin_all(ids);
+        }
         for &id in &*ids {
             self.exit.offer(self.ios.inside_mut(id), bottom);
         }
@@ -552,7 +555,14 @@ impl StackCx<'_> {
 
     /// Carries a batch up through the filters above level `below` to level `top`, where it ends. Leaves `ids` empty.
     #[inline(always)]
-    fn up(&mut self, inside: &mut Inside, ids: &mut Vec<IoId>, top: usize, below: usize) {
+    fn up(
+        &mut self,
+        inside: &mut Inside,
+        ids: &mut Vec<IoId>,
+        top: usize,
+        below: usize,
+        guests: bool,
+    ) {
         let mut cx = self.exit.cx(below, &mut inside.commands);
         for layer in inside.layers[top..below].iter_mut().rev() {
             cx.level -= 1;
@@ -567,6 +577,9 @@ impl StackCx<'_> {
             if ids.is_empty() {
                 return;
             }
+        }
+        if guests {
+            return self.answer_guests(inside, ids);
         }
         for &id in &*ids {
             self.end(inside, id);
@@ -593,7 +606,7 @@ impl StackCx<'_> {
         };
         let mut alone = core::mem::take(&mut inside.alone);
         alone.push(id);
-        self.up(inside, &mut alone, top, below);
+        self.up(inside, &mut alone, top, below, false);
         inside.alone = alone;
     }
 
@@ -606,40 +619,65 @@ impl StackCx<'_> {
         }
     }
 
-    /// The only place where an I/O ends.
+    /// Gives a batch to a datastore without control. Leaves `ids` empty. The length is known, so that effects are written in
+    /// place.
     #[inline(always)]
-    fn end(&mut self, inside: &mut Inside, id: IoId) {
-        let io = self.ios.remove(id).expect("an I/O ends exactly once");
-        let Origin::Guest(token) = io.origin else {
-            // By value: a reference to it would keep it in memory for every I/O.
-            return self.end_own(inside, io.origin, io.outcome);
-        };
-        inside.in_flight -= 1;
-        self.exit.out.push(Effect::Answer {
-            disk: self.exit.disk,
-            token,
-            op: io.op,
-            outcome: io.outcome,
-        });
+    fn begin_all(&mut self, ids: &mut Vec<IoId>) {
+        let (now, disk, ios) = (self.exit.now, self.exit.disk, &mut *self.ios);
+        self.exit.out.extend(ids.iter().map(|&id| {
+            let io = ios.inside_mut(id);
+            io.offered = now;
+            io.parked = None;
+            io.issued = now;
+            start(disk, io)
+        }));
+        ids.clear();
     }
 
-    /// The end of an I/O of a filter or a layout.
-    #[cold]
-    #[inline(never)]
-    fn end_own(&mut self, inside: &mut Inside, origin: Origin, outcome: Outcome) {
-        match origin {
-            Origin::Guest(_) => unreachable!("a guest's I/O is answered"),
+    /// Ends a batch of guests' I/Os. Leaves `ids` empty.
+    #[inline(always)]
+    fn answer_guests(&mut self, inside: &mut Inside, ids: &mut Vec<IoId>) {
+        inside.in_flight -= ids.len();
+        let (disk, ios) = (self.exit.disk, &mut *self.ios);
+        self.exit.out.extend(ids.iter().map(|&id| {
+            let io = ios.remove(id).expect("an I/O ends exactly once");
+            let Origin::Guest(token) = io.origin else {
+                unreachable!("only guests' I/Os are gathered here");
+            };
+            Effect::Answer {
+                disk,
+                token,
+                op: io.op,
+                outcome: io.outcome,
+            }
+        }));
+        ids.clear();
+    }
+
+    /// Ends an I/O that goes up alone.
+    fn end(&mut self, inside: &mut Inside, id: IoId) {
+        let io = self.ios.remove(id).expect("an I/O ends exactly once");
+        match io.origin {
+            Origin::Guest(token) => {
+                inside.in_flight -= 1;
+                self.exit.out.push(Effect::Answer {
+                    disk: self.exit.disk,
+                    token,
+                    op: io.op,
+                    outcome: io.outcome,
+                });
+            }
             Origin::Filter { level, tag } => {
                 inside.lower -= 1;
                 let mut cx = self.exit.cx(level.into(), &mut inside.commands);
                 inside.layers[usize::from(level)]
                     .filter
-                    .lower_done(&mut cx, tag, outcome);
+                    .lower_done(&mut cx, tag, io.outcome);
             }
             Origin::Layout { node, tag, .. } => {
                 inside.subs -= 1;
                 let (layout, mut cx) = inside.hook(&mut self.exit, node);
-                layout.done(&mut cx, tag, outcome);
+                layout.done(&mut cx, tag, io.outcome);
             }
         }
     }
