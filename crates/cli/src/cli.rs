@@ -54,8 +54,8 @@ Values:
   shares  low, normal, high or a number
   limits  2000iops, 200MiB/s, or `unlimited`
 
-Answers go to standard output, everything else to standard error. `-o json` prints the answers of the
-REST interface, which `curl --unix-socket SOCKET http://localhost/openapi.json` describes.
+Answers go to standard output, everything else to standard error. `-o json` prints the answers of
+the REST interface, which `curl --unix-socket SOCKET http://localhost/openapi.json` describes.
 
 Exit status:
   0  success

@@ -14,7 +14,7 @@ use crate::table;
 /// Nothing may happen for days; the daemon says every 15 seconds that it is still there.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Show events of datastores: congestion, unmet reservations, other hosts
+/// Show events: congestion, unmet reservations, other hosts, members of disks
 ///
 /// Without --follow, this shows the stored events: the latest thousand since the daemon's start.
 #[derive(Debug, Args)]

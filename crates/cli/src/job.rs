@@ -21,7 +21,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// How often a line is printed where there is no bar: a log is to be read, not filled.
 const LINES: Duration = Duration::from_secs(5);
 
-/// Watch and cancel jobs: imports and exports
+/// Watch and cancel jobs: imports, exports, moves, rebuilds, comparisons
 #[derive(Debug, Subcommand)]
 pub(crate) enum Job {
     List(List),
@@ -45,10 +45,11 @@ impl Job {
             }
             Job::Cancel(Cancel { id }) => {
                 let job = client.look(routes::JOB_CANCEL, &[&id.to_string()])?;
-                console.done(
-                    &job,
-                    &format!("job {id}: {} is {}", job.what, state(job.state)),
-                )
+                let now = match job.state {
+                    JobState::Running => "being cancelled",
+                    other => state(other),
+                };
+                console.done(&job, &format!("job {id}: {} is {now}", job.what))
             }
         }
     }

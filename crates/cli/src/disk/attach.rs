@@ -75,8 +75,8 @@ impl Attach {
         if !self.without.is_empty() {
             let members: Vec<_> = self.without.iter().map(u8::to_string).collect();
             self.consent.obtain(&format!(
-                "disk {name} will lose all data that only these members have: {}",
-                members.join(", ")
+                "disk {name} will lose the data that is only on member {}",
+                members.join(" and member ")
             ))?;
         }
         let takeover = if self.force_takeover {

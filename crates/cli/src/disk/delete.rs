@@ -63,7 +63,7 @@ impl Delete {
             ),
             None => format!(
                 "disk {name} of {size} on {} and all its data will be deleted",
-                disk.datastore
+                super::layout::datastores(&disk)
             ),
         };
         self.consent.obtain(&loss)?;

@@ -96,6 +96,9 @@ impl Disk {
             Kind::Busy | Kind::Exists => told.remedy(format!(
                 "see its state: tidegate disk show {name}; and `tidegate job list`"
             )),
+            Kind::Unsupported => {
+                told.remedy(format!("see the disk's layout: tidegate disk show {name}"))
+            }
             _ => told,
         }
     }

@@ -16,37 +16,55 @@ pub(super) fn told(plan: &DiskPlan, refusal: Refusal) -> Problem {
             place.map_or("an unknown datastore", |place| place)
         )
     };
+    // A stripe cannot do without any member.
+    let give_up = |member: Target| match plan.layout.is_redundant() {
+        true => format!(
+            "; or, if the other members have all data that you need: tidegate disk attach {disk} --without {}",
+            member.0
+        ),
+        false => String::new(),
+    };
+    let move_away = |member: Target| match plan.layout.is_redundant() {
+        true => format!(
+            "; or, if the other members have all data that you need, move this image away or clear it, then: tidegate disk attach {disk} --without {}",
+            member.0
+        ),
+        false => String::new(),
+    };
     let (code, what, why, remedy) = match refusal {
         // The disk is attached by itself once the datastore is back: this code says so.
         Refusal::Missing(member) => (
             ProblemCode::Datastore,
             format!("disk {disk} needs its {}", place(member)),
-            "that member is away, and may have writes that the others lack".to_owned(),
-            format!("make its datastore available (see `tidegate datastore list`), then: tidegate disk attach {disk}"),
+            "that member's datastore or image is away, and it may have writes that the others lack".to_owned(),
+            format!(
+                "make its datastore and image available (see `tidegate disk show {disk}`), then: tidegate disk attach {disk}{}",
+                give_up(member)
+            ),
         ),
         Refusal::Foreign(member) => (
             ProblemCode::Corrupt,
             format!("{} is not this member of disk {disk}", place(member)),
             "it belongs to another disk, or is another member of this one".to_owned(),
-            "put the right image there; nothing was changed".to_owned(),
+            format!("nothing was changed; put the right image there{}", move_away(member)),
         ),
         Refusal::Unknown(member) => (
             ProblemCode::Corrupt,
             format!("{} is not this member of disk {disk}", place(member)),
             "it begins with data that no layout wrote".to_owned(),
-            "put the right image there, or an empty one; nothing was changed".to_owned(),
+            format!("nothing was changed; put the right image there{}", move_away(member)),
         ),
         Refusal::Blank(member) => (
             ProblemCode::Corrupt,
             format!("{} of disk {disk} is empty", place(member)),
             "the other members have data, so this image is not the one that the disk was created with".to_owned(),
-            "put the right image there; nothing was changed".to_owned(),
+            format!("nothing was changed; put the right image there{}", give_up(member)),
         ),
         Refusal::Damaged(member) => (
             ProblemCode::Corrupt,
             format!("cannot read what {} of disk {disk} says about itself", place(member)),
             "its label or its state is damaged".to_owned(),
-            "restore its image, or check its datastore; nothing was changed".to_owned(),
+            format!("nothing was changed; restore its image, or check its datastore{}", move_away(member)),
         ),
         Refusal::Split(member) => (
             ProblemCode::Corrupt,

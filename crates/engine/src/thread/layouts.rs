@@ -312,7 +312,7 @@ fn order_refused(refusal: OrderRefusal) -> Error {
         ),
         OrderRefusal::Busy => (
             Kind::Busy,
-            "a member is being rebuilt or members are being compared; try again when that has ended",
+            "a member is being rebuilt, members are being compared, or fewer than two are in sync; try again when that has changed",
         ),
         OrderRefusal::Last => (
             Kind::Invalid,

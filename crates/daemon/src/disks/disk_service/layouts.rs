@@ -375,7 +375,7 @@ pub(super) fn must_be_apart(spec: LayoutSpec, members: &[(usize, Found)]) -> Out
             let twins = layout::are_twins(spec, *first, *second);
             if let Some((why, remedy)) = clash(member, later, twins) {
                 return Err(os_error::invalid(format!(
-                    "members {first} and {second} cannot be where they are to be"
+                    "members {first} and {second} cannot be in these places"
                 ))
                 .because(why)
                 .remedy(remedy));

@@ -419,10 +419,13 @@ fn must_not_be_home(disk: &Found, nth: usize, what: &str) -> Outcome<()> {
                 "the disk's descriptor is with it, on datastore {}",
                 disk.datastore
             ))
-            .remedy(format!(
-                "replace it, or remove another one: tidegate disk member replace {} 0 --on DATASTORE",
-                disk.name
-            ))),
+            .remedy(match layout::of(&disk.descriptor)?.is_redundant() {
+                true => format!(
+                    "replace it, or remove another one: tidegate disk member replace {} 0 --on DATASTORE",
+                    disk.name
+                ),
+                false => "create another disk, and copy over NBD: only members of a mirror can be removed".to_owned(),
+            })),
         _ => Ok(()),
     }
 }
