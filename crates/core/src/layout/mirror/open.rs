@@ -136,7 +136,7 @@ impl Mirror {
         outcome: BlockOutcome,
     ) {
         if number >= READMIT {
-            return self.readmission_read(cx, member, outcome);
+            return self.readmission_read(cx, number, member, outcome);
         }
         let (disk, members) = (self.disk, self.members);
         match &mut self.opening {
@@ -196,6 +196,9 @@ impl Mirror {
         let states: Vec<Option<(State, u32)>> = states.collect();
         let newest = states.iter().flatten();
         let newest = newest.max_by_key(|(state, _)| state.sequence).cloned();
+        for (place, known) in self.records.places.iter_mut().zip(&states) {
+            *place = known.as_ref().map_or(0, |(_, place)| *place);
+        }
         let states: Vec<_> = states.into_iter().map(|s| Some(s?.0)).collect();
         if let Some(refusal) = refusal {
             return self.refuse(cx, refusal);
@@ -203,11 +206,10 @@ impl Mirror {
         if let (None, Some(target)) = (&newest, each(unreadable).next()) {
             return self.refuse(cx, Refusal::Missing(target));
         }
-        let Some((newest, place)) = newest else {
+        let Some((newest, _)) = newest else {
             let first = (0..self.members).find(|member| self.without >> member & 1 == 0);
             return self.refuse(cx, Refusal::Damaged(Target(first.unwrap_or(0))));
         };
-        self.records.place = place;
         // A crash while a state is recorded leaves some members with the one before. What is older is an old copy.
         let current = |target: Target| {
             let state = states[usize::from(target.0)].as_ref();
@@ -259,7 +261,6 @@ impl Mirror {
     /// Writes the newest state to the members that a crash has kept from it. Otherwise a second crash could leave one
     /// further behind, as an old copy is.
     fn level(&mut self, cx: &mut LayoutCx<'_>, newest: &State, states: &[Option<State>]) {
-        let place = Mirror::state_at(self.records.place);
         let behind = each(self.active()).filter(|target| {
             let state = states[usize::from(target.0)].as_ref();
             state.is_none_or(|state| state.sequence < newest.sequence)
@@ -269,6 +270,9 @@ impl Mirror {
         self.opening = Some(Opening::Level { left });
         for target in &behind {
             let block = newest.encode(target.0);
+            let place = &mut self.records.places[usize::from(target.0)];
+            *place = 1 - *place;
+            let place = Mirror::state_at(*place);
             cx.write_block(tag(STATE, 0, *target), *target, place, block);
         }
         if behind.is_empty() {
@@ -408,7 +412,13 @@ impl Mirror {
         }
     }
 
-    fn readmission_read(&mut self, cx: &mut LayoutCx<'_>, member: u8, outcome: BlockOutcome) {
+    fn readmission_read(
+        &mut self,
+        cx: &mut LayoutCx<'_>,
+        number: u32,
+        member: u8,
+        outcome: BlockOutcome,
+    ) {
         let (disk, members) = (self.disk, self.members);
         let Some(reading) = &mut self.readmission.reading else {
             return;
@@ -422,6 +432,8 @@ impl Mirror {
                 let known = &mut reading.state;
                 if known.as_ref().is_none_or(|k| k.sequence < state.sequence) {
                     *known = Some(state);
+                    // It stays until the member has a newer one.
+                    self.records.places[usize::from(member)] = number - READMIT;
                 }
             }
             Ok(None) => {}

@@ -11,7 +11,7 @@
 
 use super::open::Opening;
 use super::state::{HOT_MAX, MISSED, NEVER, REGION, State};
-use super::{Mirror, RECORD, STATE_AT, each, tag};
+use super::{MEMBERS_MAX, Mirror, RECORD, STATE_AT, each, tag};
 use crate::block::BLOCK;
 use crate::layout::{LayoutCx, Refusal, Target};
 use crate::request::{Fault, Outcome};
@@ -34,8 +34,8 @@ pub(super) struct Hot {
 pub(super) struct Records {
     /// The sequence of the last state that was written to members.
     pub(super) sequence: u64,
-    /// Which of the two places has the last state that is durable. The other one is written.
-    pub(super) place: u32,
+    /// For each member: which of its two places has its newest state. The other one is written.
+    pub(super) places: [u32; MEMBERS_MAX],
     /// The last sequence that all members used then have, and the members that it has in sync.
     pub(super) last: u64,
     pub(super) last_in_sync: u32,
@@ -54,6 +54,8 @@ pub(super) struct Records {
 struct Writing {
     version: u64,
     in_sync: u32,
+    /// Members that get it.
+    members: u32,
     pending: u32,
     failed: u32,
 }
@@ -182,14 +184,15 @@ impl Mirror {
         self.records.writing = Some(Writing {
             version: self.records.version,
             in_sync: self.in_sync,
+            members: pending,
             pending,
             failed: 0,
         });
         let state = self.state();
-        let place = Mirror::state_at(1 - self.records.place);
         let [a, b, c, d, ..] = state.sequence.to_le_bytes();
         let number = u32::from_le_bytes([a, b, c, d]);
         for target in each(pending) {
+            let place = Mirror::state_at(1 - self.records.places[usize::from(target.0)]);
             cx.write_block(
                 tag(RECORD, number, target),
                 target,
@@ -271,7 +274,10 @@ impl Mirror {
             return self.fail_waiting(cx);
         }
         // All that stay have it.
-        self.records.place = 1 - self.records.place;
+        for target in each(writing.members & !writing.failed) {
+            let place = &mut self.records.places[usize::from(target.0)];
+            *place = 1 - *place;
+        }
         if failed != 0 {
             self.drop_members(cx, failed, Fault::Io);
             return self.record(cx);
