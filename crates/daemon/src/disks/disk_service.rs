@@ -514,10 +514,11 @@ fn must_be_home(found: &Found) -> Outcome<()> {
             format!("disk {name} cannot be changed now"),
         )
         .because(format!(
-            "its descriptor is on datastore {home}, which cannot be used"
+            "its descriptor on datastore {home} cannot be used"
         ))
         .remedy(format!(
-            "mount or repair datastore {home} first (see `tidegate datastore list`)"
+            "mount or repair datastore {home} first (see `tidegate datastore list`); if `tidegate disk list` shows the disk twice, \
+             move the old directory away"
         ))),
     }
 }
