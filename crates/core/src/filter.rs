@@ -188,6 +188,8 @@ pub struct Io {
     pub(crate) via: u8,
     /// How often it has failed on a target.
     pub(crate) tries: u8,
+    /// Which of the images that its target has had.
+    pub(crate) image: u8,
     /// The filter that deferred it, and which way it was going. Below the lowest filter: it waits for its turn.
     /// [`GATHERED`]: it is about to go. Nothing while the datastore has it.
     pub(crate) parked: Option<(u8, Way)>,

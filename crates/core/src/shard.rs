@@ -173,10 +173,13 @@ impl Shard {
     #[cold]
     #[inline(never)]
     fn feed(&mut self, now: Time, out: &mut Vec<Effect>) {
-        while let Some(id) = self.arena.next_waiting() {
+        // Each once: one that cannot use what there is waits again, and must not keep it from the others.
+        for _ in 0..self.arena.waiting() {
+            let Some(id) = self.arena.next_waiting() else {
+                return;
+            };
             let disk = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut);
             let Some(disk) = disk else { continue };
-            let before = self.arena.free();
             let mut cx = stack_cx(
                 &mut self.ios,
                 &mut self.schedulers,
@@ -188,10 +191,6 @@ impl Shard {
             );
             disk.stack.arena_ready(&mut cx);
             self.go_on(now, id, out);
-            if self.arena.free() == before {
-                // It could not use what there is: more may come.
-                return;
-            }
         }
     }
 
@@ -287,6 +286,9 @@ impl Shard {
             Event::Resize { disk, size } => self.disk(disk).size = size,
             Event::Detach { disk } => self.close(now, disk, Gate::Detaching, out),
             about_control => self.govern(now, about_control, out),
+        }
+        if self.arena.is_waited_for() {
+            self.feed(now, out);
         }
     }
 
@@ -465,7 +467,6 @@ impl Shard {
         );
         let result = act(&mut disk.stack, &mut cx);
         self.go_on(now, id, out);
-        self.feed(now, out);
         Some(result)
     }
 

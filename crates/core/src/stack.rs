@@ -405,15 +405,15 @@ pub(crate) struct StackExit<'a> {
     pub(crate) out: &'a mut Vec<Effect>,
 }
 
-/// Starts an I/O that was queued in the scheduler. Returns its target.
-pub(crate) fn dispatch(
+/// Starts an I/O that was queued in the scheduler.
+pub(crate) fn dispatch<'a>(
     now: Time,
     disk: DiskId,
     id: IoId,
     cost: Cost,
-    ios: &mut Slab<Io>,
+    ios: &'a mut Slab<Io>,
     out: &mut Vec<Effect>,
-) -> Target {
+) -> &'a mut Io {
     let io = ios.get_mut(id).expect("an I/O that waits is inside");
     let parked = io.parked.take();
     assert!(
@@ -423,7 +423,7 @@ pub(crate) fn dispatch(
     (io.cost, io.times) = (cost, 1);
     io.issued = now;
     out.push(start(disk, io));
-    io.target
+    io
 }
 
 /// The effect that gives an I/O to the datastore.
@@ -466,6 +466,7 @@ fn entering(now: Time, id: IoId, origin: Origin, request: &Request, follows: boo
         node: 0,
         via: 0,
         tries: 0,
+        image: 0,
         parked: Some((GATHERED, Way::Down)),
     }
 }

@@ -33,6 +33,11 @@ impl Arena {
         self.free.len()
     }
 
+    /// How many disks wait for a buffer.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// Whether a disk waits for a buffer.
     #[inline]
     pub(crate) fn is_waited_for(&self) -> bool {

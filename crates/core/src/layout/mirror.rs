@@ -353,14 +353,18 @@ impl Layout for Mirror {
 
     fn hung(&mut self, cx: &mut LayoutCx<'_>, target: Target) {
         let bit = 1 << target.0;
-        if self.active() & bit == 0 || self.in_sync == bit || self.leads(bit) {
+        if self.in_sync == bit || self.leads(bit) {
             return;
         }
+        // One that was dropped before may still have what others wait for.
         self.drop_members(cx, bit, Fault::Gone);
+        self.give_up_reading(cx, target.0);
         self.give_up_on(cx, target.0);
         self.give_up_copies(cx, target.0);
         self.give_up_record(cx, target.0);
         self.record(cx);
+        // Those that found no buffer may need none now.
+        self.feed_hungry(cx);
     }
 
     fn deadline(&self) -> Option<Time> {
@@ -435,7 +439,7 @@ impl Layout for Mirror {
     fn close(&mut self, cx: &mut LayoutCx<'_>) {
         self.closing = true;
         self.pause(cx);
-        if self.opening.is_none() && self.in_sync != 0 && !self.hot.is_empty() {
+        if self.opening_is_done() && !self.hot.is_empty() {
             self.flush_own(cx);
         }
     }

@@ -95,6 +95,8 @@ pub(crate) enum Below {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Load {
     pub(crate) in_flight: u32,
+    /// Which of the target's images it is about. What an earlier one still has does not count.
+    image: u8,
     pub(crate) faults: u64,
     /// When it last completed an I/O, or was given the first one.
     moved: Time,
@@ -283,18 +285,22 @@ impl Tree {
         (&mut *at.layout, cx)
     }
 
-    /// A target has been given an I/O.
-    pub(crate) fn begun(&mut self, target: Target, now: Time) {
+    /// A target has been given an I/O. Returns which of its images has it.
+    pub(crate) fn begun(&mut self, target: Target, now: Time) -> u8 {
         let load = &mut self.loads[usize::from(target.0)];
         if load.in_flight == 0 {
             load.moved = now;
         }
         load.in_flight += 1;
+        load.image
     }
 
-    /// A target has completed an I/O.
-    pub(crate) fn ended(&mut self, target: Target, now: Time, outcome: Outcome) {
+    /// This image of a target has completed an I/O.
+    pub(crate) fn ended(&mut self, target: Target, image: u8, now: Time, outcome: Outcome) {
         let load = &mut self.loads[usize::from(target.0)];
+        if load.image != image {
+            return;
+        }
         load.in_flight -= 1;
         load.moved = now;
         load.told = false;
@@ -618,6 +624,9 @@ impl Tree {
                     return Err(OrderRefusal::InSync);
                 }
                 self.relabel = Some(member);
+                let load = &mut self.loads[usize::from(member.0)];
+                (load.image, load.in_flight) = (load.image.wrapping_add(1), 0);
+                load.told = false;
                 let mut cx = LayoutCx {
                     node: TREE,
                     ..reborrow(cx)

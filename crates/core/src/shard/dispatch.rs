@@ -182,9 +182,9 @@ impl Shard {
         loop {
             match scheduler.pick(now) {
                 Pick::Now(disk, io, cost) => {
-                    let target = stack::dispatch(now, disk, io, cost, &mut self.ios, out);
+                    let io = stack::dispatch(now, disk, io, cost, &mut self.ios, out);
                     if let Some(disk) = &mut self.disks[disk.0 as usize] {
-                        disk.stack.dispatched(now, target);
+                        disk.stack.dispatched(now, io);
                     }
                 }
                 Pick::Other(thread) => return out.push(Effect::Wake { control, thread }),

@@ -154,9 +154,9 @@ impl Stack {
     }
 
     /// An I/O that the scheduler had queued was given to its target.
-    pub(crate) fn dispatched(&mut self, cx_now: crate::units::Time, target: Target) {
+    pub(crate) fn dispatched(&mut self, now: crate::units::Time, io: &mut Io) {
         if let Some(tree) = &mut self.inside.layout {
-            tree.begun(target, cx_now);
+            io.image = tree.begun(io.target, now);
         }
     }
 }
@@ -307,7 +307,7 @@ impl StackCx<'_> {
                 (io.target, io.at, io.node) = (target, offset + tree.data_at(), node);
                 self.exit.offer_target(io, level_u8(inside.layers.len()));
                 if io.parked.is_none() {
-                    tree.begun(target, self.exit.now);
+                    io.image = tree.begun(target, self.exit.now);
                 }
             }
         }
@@ -330,7 +330,7 @@ impl StackCx<'_> {
             let now = self.exit.now;
             let io = self.ios.inside_mut(id);
             let tree = inside.layout.as_deref_mut().expect("the disk has layouts");
-            tree.ended(io.target, now, io.outcome);
+            tree.ended(io.target, io.image, now, io.outcome);
             // A layout gets the end of what it has sent itself.
             let own = matches!(io.origin, Origin::Layout { node, .. } if node == io.node);
             match io.outcome {
@@ -477,10 +477,10 @@ impl StackCx<'_> {
     /// Names an I/O for a block of a layout's own.
     fn own_io(&mut self, inside: &mut Inside, node: u8, tag: u64, op: Op, target: Target) -> IoId {
         let id = self.insert_own(inside, node, tag, op);
-        self.ios.inside_mut(id).target = target;
-        let now = self.exit.now;
+        let io = self.ios.inside_mut(id);
+        io.target = target;
         if let Some(tree) = inside.layout.as_deref_mut() {
-            tree.begun(target, now);
+            io.image = tree.begun(target, self.exit.now);
         }
         id
     }
@@ -508,13 +508,14 @@ impl StackCx<'_> {
     /// A block of a layout's own has ended. Returns the layout and its tag.
     fn end_block(&mut self, inside: &mut Inside, id: IoId, outcome: Outcome) -> Option<(u8, u64)> {
         let io = self.ios.get(id)?;
-        let (Origin::Layout { node, tag, .. }, target) = (io.origin, io.target) else {
+        let (Origin::Layout { node, tag, .. }, target, image) = (io.origin, io.target, io.image)
+        else {
             return None;
         };
         self.ios.remove(id);
         inside.subs -= 1;
         if let Some(tree) = inside.layout.as_deref_mut() {
-            tree.ended(target, self.exit.now, outcome);
+            tree.ended(target, image, self.exit.now, outcome);
         }
         Some((node, tag))
     }

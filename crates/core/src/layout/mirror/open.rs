@@ -168,6 +168,9 @@ impl Mirror {
                 *left -= 1;
                 let last = *left == 0;
                 if let Err(fault) = outcome {
+                    if self.in_sync == 1 << member {
+                        return self.refuse(cx, Refusal::Failed(Target(member), fault));
+                    }
                     self.drop_members(cx, 1 << member, fault);
                 }
                 if last {
@@ -420,7 +423,8 @@ impl Mirror {
         outcome: BlockOutcome,
     ) {
         let (disk, members) = (self.disk, self.members);
-        let Some(reading) = &mut self.readmission.reading else {
+        let reading = self.readmission.reading.as_mut();
+        let Some(reading) = reading.filter(|reading| reading.member == member) else {
             return;
         };
         reading.left -= 1;
@@ -469,6 +473,16 @@ impl Mirror {
             was_in_sync && until_dropped && !self.overflow
         });
         self.begin_rebuild(cx, member, !delta);
+    }
+
+    /// The state of this member is not waited for any more.
+    pub(super) fn give_up_reading(&mut self, cx: &mut LayoutCx<'_>, member: u8) {
+        let reading = &mut self.readmission.reading;
+        if reading.take_if(|it| it.member == member).is_some() {
+            self.readmission.later(member, cx.now());
+            let (member, fault) = (Target(member), Fault::Gone);
+            cx.notice(LayoutNotice::RebuildFailed { member, fault });
+        }
     }
 
     pub(super) fn order_rebuild(

@@ -1,7 +1,8 @@
 //! The guests' I/Os on a mirror, and the parts of them that are with the members.
 //!
 //! A write is copied into buffers of the arena, piece by piece, so that all members get the same bytes. A member that hangs
-//! keeps its buffer until its I/O ends; the guest's I/O is answered without it.
+//! keeps its buffer until its I/O ends; the guest's I/O is answered without it. The only member that is used gets the guest's
+//! own bytes.
 //!
 //! # Always true
 //! - an I/O ends once, after every piece of it has ended on each member that is still used
@@ -24,8 +25,8 @@ pub(super) struct Op {
     len: u64,
     data: Data,
     stage: Stage,
-    /// Whether its regions count it.
-    counted: bool,
+    /// The range whose regions count it: all of it, or the window of it that is being written.
+    counted: Option<(u64, u64)>,
     /// Bytes that were given to members.
     given: u64,
     /// Pieces that have not ended.
@@ -35,6 +36,27 @@ pub(super) struct Op {
     fault: Option<Fault>,
     /// For a flush: when it began.
     began: u64,
+}
+
+/// Bytes of a request without bytes that are written together: with several of them, fewer regions are hot than are
+/// possible. Origin: a quarter of [`HOT_MAX`] regions.
+const WINDOW: u64 = 256 << 20;
+
+impl Op {
+    /// What of it is written next: all that is left, or a window of it.
+    fn window(&self) -> (u64, u64) {
+        let left = self.len - self.given;
+        let len = match self.op {
+            request::Op::Write => left,
+            _ => left.min(WINDOW),
+        };
+        (self.offset + self.given, len)
+    }
+
+    /// Whether all of it was given to members.
+    fn is_given(&self) -> bool {
+        self.given == self.len
+    }
 }
 
 /// A part of an I/O that is with the members.
@@ -85,7 +107,7 @@ impl Mirror {
             len: io.len,
             data: io.data,
             stage: Stage::Waits,
-            counted: false,
+            counted: None,
             given: 0,
             open: 0,
             failed: 0,
@@ -141,22 +163,28 @@ impl Mirror {
 
     /// Makes the regions of a write hot, then issues it.
     fn heat(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
-        let (offset, len) = self.range(number);
+        let (offset, len) = self.ops.at(number).window();
         match self.make_hot(offset, len) {
             None => {
                 self.crowded.push(number);
                 self.flush_own(cx);
             }
             Some(since) => {
-                self.ops.at(number).counted = true;
+                self.ops.at(number).counted = Some((offset, len));
                 self.after_record(cx, number, since);
             }
         }
     }
 
-    fn range(&mut self, number: u32) -> (u64, u64) {
+    /// A window of an I/O has ended, and is not the last one.
+    fn next_window(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
         let op = self.ops.at(number);
-        (op.offset, op.len)
+        op.stage = Stage::Waits;
+        op.failed = 0;
+        if let Some((offset, len)) = op.counted.take() {
+            self.uncount(offset, len);
+        }
+        self.heat(cx, number);
     }
 
     /// Flushes the members, so that regions become cold.
@@ -173,7 +201,7 @@ impl Mirror {
             len: 0,
             data: Data::NONE,
             stage: Stage::Waits,
-            counted: false,
+            counted: None,
             given: 0,
             open: 0,
             failed: 0,
@@ -200,8 +228,10 @@ impl Mirror {
 
     /// The state that an I/O waited for is recorded.
     pub(super) fn recorded(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
-        match self.ops.at(number).stage {
+        let op = self.ops.at(number);
+        match op.stage {
             Stage::Waits => self.issue(cx, number),
+            Stage::Drops if !op.is_given() => self.next_window(cx, number),
             Stage::Drops => self.end(cx, number, Ok(())),
             Stage::Issued => unreachable!("an issued I/O waits for its members only"),
         }
@@ -214,9 +244,9 @@ impl Mirror {
         match op.op {
             request::Op::Write if op.len > 0 => self.feed(cx, number),
             _ => {
-                let (data, len) = (op.data, op.len);
-                op.given = len;
-                self.issue_piece(cx, number, (0, len), data, None);
+                let (start, data, (_, len)) = (op.given, op.data, op.window());
+                op.given += len;
+                self.issue_piece(cx, number, (start, len), data, None);
             }
         }
     }
@@ -229,14 +259,19 @@ impl Mirror {
             if left == 0 {
                 return;
             }
+            let skipped = u32::try_from(given).expect("front ends bound a request with bytes");
+            let data = op.data.skip(skipped);
+            if self.active().count_ones() == 1 {
+                // No other member could get other bytes. And one that hangs may have all buffers.
+                self.ops.at(number).given = given + left;
+                return self.issue_piece(cx, number, (given, left), data, None);
+            }
             let Some(slot) = cx.claim() else {
                 return self.hungry.push_back(number);
             };
             let len = left.min(SLOT);
-            let op = self.ops.at(number);
-            op.given += len;
-            let skipped = u32::try_from(given).expect("front ends bound a request with bytes");
-            cx.copy(op.data.skip(skipped), slot, len);
+            self.ops.at(number).given += len;
+            cx.copy(data, slot, len);
             self.issue_piece(cx, number, (given, len), slot, Some(slot));
         }
     }
@@ -319,7 +354,8 @@ impl Mirror {
         self.free_piece(cx, number);
         let op = self.ops.at(op_number);
         op.open -= 1;
-        if op.open == 0 && op.given == op.len {
+        let hungry = op.op == request::Op::Write && !op.is_given();
+        if op.open == 0 && !hungry {
             self.members_done(cx, op_number);
         }
     }
@@ -339,10 +375,12 @@ impl Mirror {
         let bit = 1 << member;
         for number in self.pieces.numbers() {
             let piece = self.pieces.at(number);
-            if piece.pending & bit != 0 {
+            let op = piece.op;
+            // A member that was alone has the guest's own bytes: they must stay until it has ended.
+            let is_guests = piece.slot.is_none() && self.ops.at(op).op == request::Op::Write;
+            if piece.pending & bit != 0 && !is_guests {
                 piece.pending &= !bit;
                 piece.late |= bit;
-                let op = piece.op;
                 self.note_failure(op, bit, Fault::Gone);
                 self.piece_ended(cx, number);
             }
@@ -397,8 +435,8 @@ impl Mirror {
         if !op.op.modifies() {
             return;
         }
-        if op.counted {
-            self.uncount(op.offset, op.len);
+        if let Some((offset, len)) = op.counted {
+            self.uncount(offset, len);
             self.cool_at = self.kept.then(|| cx.now() + super::COOL_AFTER);
         }
         if self.hot.len() > HOT_MAX / 2 {
