@@ -375,10 +375,13 @@ impl Mirror {
         let bit = 1 << member;
         for number in self.pieces.numbers() {
             let piece = self.pieces.at(number);
+            if piece.pending & bit == 0 {
+                continue;
+            }
             let op = piece.op;
             // A member that was alone has the guest's own bytes: they must stay until it has ended.
             let is_guests = piece.slot.is_none() && self.ops.at(op).op == request::Op::Write;
-            if piece.pending & bit != 0 && !is_guests {
+            if !is_guests {
                 piece.pending &= !bit;
                 piece.late |= bit;
                 self.note_failure(op, bit, Fault::Gone);
