@@ -34,6 +34,9 @@ pub const HOT_MAX: usize = 980;
 /// Regions have smaller numbers: disks are below 2 PiB.
 pub const MISSED: u32 = 1 << 31;
 
+/// No mirror gets this far; what says so is damaged, and its successors would have no numbers.
+const SEQUENCE_MAX: u64 = 1 << 62;
+
 /// A member that was never in sync.
 pub const NEVER: u64 = u64::MAX;
 
@@ -133,7 +136,8 @@ impl State {
             1..=MEMBERS_MAX => (1_u32 << members) - 1,
             _ => return Err(Unreadable::Torn),
         };
-        if regions > HOT_MAX || member >= members || in_sync == 0 || in_sync & !known != 0 {
+        let contradicts = member >= members || in_sync == 0 || in_sync & !known != 0;
+        if contradicts || regions > HOT_MAX || sequence > SEQUENCE_MAX {
             return Err(Unreadable::Torn);
         }
         let syncing = (rebuilt != 0xff).then_some(Syncing {
@@ -226,7 +230,17 @@ mod tests {
             }),
             ..state()
         };
-        for state in [none_in_sync, unknown_member, unsorted, rebuilt_in_sync] {
+        let last = State {
+            sequence: u64::MAX,
+            ..state()
+        };
+        for state in [
+            none_in_sync,
+            unknown_member,
+            unsorted,
+            rebuilt_in_sync,
+            last,
+        ] {
             let block = state.encode(0);
             assert_eq!(State::decode(&block[..]), Err(Unreadable::Torn));
         }
