@@ -16,8 +16,7 @@
 //! The verdicts are those that VMware's program page lists for I/O filters (pass, complete, fail, defer).
 
 use crate::iocontrol::Cost;
-use crate::layout::{LayoutCommand, Target};
-use crate::request::{Data, DiskId, Flags, IoId, Op, Outcome, Token};
+use crate::request::{Data, DiskId, Flags, IoId, Op, Outcome, Target, Token};
 use crate::units::Time;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -258,7 +257,7 @@ pub struct Cx<'a> {
     pub(crate) commands: &'a mut VecDeque<Command>,
 }
 
-/// A command of a filter or of the layout, executed by the stack after the hook returns.
+/// A command of a filter, executed by the stack after the hook returns.
 pub(crate) enum Command {
     Lower {
         level: u8,
@@ -273,11 +272,6 @@ pub(crate) enum Command {
     Side {
         level: u8,
         buffer: Vec<u8>,
-    },
-    /// Of a layout of the disk's tree.
-    Layout {
-        node: u8,
-        command: LayoutCommand,
     },
 }
 

@@ -18,12 +18,12 @@
 //! ```
 
 use crate::block::BLOCK;
-use crate::filter::{Command, Io};
 use crate::request::{Data, DiskId, Fault, Flags, IoId, Op, Outcome};
 use crate::units::Time;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
+pub use crate::request::Target;
 pub use arena::{Arena, SLOT};
 pub use report::{
     LayoutNotice, LayoutOrder, LayoutReport, MemberReport, MemberState, OrderRefusal, ScrubReport,
@@ -52,10 +52,6 @@ pub const DATA_AT: u64 = 1 << 20;
 
 /// How long a target may have I/O in flight and complete none before it counts as hung. Origin: chosen; no measurement.
 pub const MEMBER_TIMEOUT: crate::units::Span = crate::units::Span::from_secs(10);
-
-/// One of a disk's targets, by its place in the disk's layout. To a layout of a tree: one of those below it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Target(pub u8);
 
 /// What a layout does with an I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,20 +86,6 @@ pub struct LayoutIo {
     pub data: Data,
     /// Whether nobody waits for it.
     pub background: bool,
-}
-
-impl LayoutIo {
-    pub(crate) fn of(io: &Io, offset: u64) -> LayoutIo {
-        LayoutIo {
-            id: io.id,
-            op: io.op,
-            flags: io.flags,
-            offset,
-            len: io.len,
-            data: io.data,
-            background: io.is_background(),
-        }
-    }
 }
 
 /// An I/O that a layout issues to a target.
@@ -227,7 +209,7 @@ pub struct LayoutCx<'a> {
     /// Its place in the tree.
     pub(crate) node: u8,
     pub(crate) loads: &'a [Load],
-    pub(crate) commands: &'a mut VecDeque<Command>,
+    pub(crate) commands: &'a mut VecDeque<(u8, LayoutCommand)>,
     pub(crate) arena: &'a mut Arena,
 }
 
@@ -286,7 +268,7 @@ impl LayoutCx<'_> {
 
     fn push(&mut self, command: LayoutCommand) {
         let node = self.node;
-        self.commands.push_back(Command::Layout { node, command });
+        self.commands.push_back((node, command));
     }
 
     /// How many I/Os this target has.

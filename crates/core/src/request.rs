@@ -160,6 +160,10 @@ pub struct Request {
     pub arrived: Time,
 }
 
+/// One of a disk's targets, by its place in the disk's layout. To a layout of a tree: one of those below it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Target(pub u8);
+
 /// Why a request failed. A front end reports each as a different error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Fault {

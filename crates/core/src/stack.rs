@@ -31,7 +31,7 @@ use crate::filter::{
     Verdict, Way, Why,
 };
 use crate::iocontrol::Cost;
-use crate::layout::{Arena, Refusal, Target, Tree};
+use crate::layout::{Arena, LayoutCommand, Refusal, Target, Tree};
 use crate::qos::{DiskQos, Schedulers, scheduler_of};
 use crate::request::{DiskId, Fault, IoId, Op, Outcome, Request, Token};
 use crate::slab::Slab;
@@ -75,6 +75,8 @@ struct Inside {
     /// I/Os that filters took out of batches.
     diverted: VecDeque<Diverted>,
     commands: VecDeque<Command>,
+    /// Commands of layouts, with the node that gave each.
+    layout_commands: VecDeque<(u8, LayoutCommand)>,
     /// Guests' I/Os between their entry and their answer.
     in_flight: usize,
     /// Filters' own I/Os under way.
@@ -116,6 +118,7 @@ impl Stack {
                 alone: Vec::new(),
                 diverted: VecDeque::new(),
                 commands: VecDeque::new(),
+                layout_commands: VecDeque::new(),
                 in_flight: 0,
                 lower: 0,
                 subs: 0,
@@ -686,7 +689,8 @@ impl StackCx<'_> {
     /// Executes the filters' commands until none is left.
     #[inline]
     fn run(&mut self, inside: &mut Inside) {
-        if !(inside.commands.is_empty() && inside.diverted.is_empty()) {
+        let layouts = inside.layout_commands.is_empty();
+        if !(inside.commands.is_empty() && inside.diverted.is_empty() && layouts) {
             self.run_commands(inside);
         }
     }
@@ -699,12 +703,15 @@ impl StackCx<'_> {
                 self.divert(inside, diverted);
             }
             let Some(command) = inside.commands.pop_front() else {
-                return;
+                let Some((node, command)) = inside.layout_commands.pop_front() else {
+                    return;
+                };
+                self.obey(inside, node, command);
+                continue;
             };
             match command {
                 Command::Lower { level, tag, lower } => self.lower(inside, level, tag, lower),
                 Command::Resume { level, io, verdict } => self.resume(inside, level, io, verdict),
-                Command::Layout { node, command } => self.obey(inside, node, command),
                 Command::Side { level, buffer } => {
                     let filter = inside.layers[usize::from(level)].key;
                     self.exit.out.push(Effect::SideWrite {

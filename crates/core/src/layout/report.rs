@@ -1,4 +1,4 @@
-//! What a layout reports, and what an administrator may order.
+//! Reports of a layout, and orders of an administrator.
 //!
 //! Plain values between the layouts and the daemon. Members are named by their place in the disk's layout.
 

@@ -22,7 +22,6 @@ use super::{
     Target,
 };
 use crate::block::{BLOCK, Unreadable};
-use crate::filter::Command;
 use crate::request::{DiskId, Fault, Outcome};
 use crate::units::Time;
 use alloc::boxed::Box;
@@ -266,7 +265,7 @@ impl Tree {
         node: u8,
         now: Time,
         disk: DiskId,
-        commands: &'a mut VecDeque<Command>,
+        commands: &'a mut VecDeque<(u8, LayoutCommand)>,
         arena: &'a mut Arena,
     ) -> (&'a mut dyn Layout, LayoutCx<'a>) {
         let at = &mut self.nodes[usize::from(node)];
@@ -580,7 +579,7 @@ impl Tree {
         };
         let command = LayoutCommand::Opened(outcome);
         let node = TREE;
-        cx.commands.push_back(Command::Layout { node, command });
+        cx.commands.push_back((node, command));
     }
 
     /// Carries out an order.

@@ -9,7 +9,7 @@
 
 use super::{Inside, Stack, StackCx, StackExit, entering, level_u8};
 use crate::effect::Effect;
-use crate::filter::{Command, IN_LAYOUT, Io, Origin, Way};
+use crate::filter::{IN_LAYOUT, Io, Origin, Way};
 use crate::iocontrol::Cost;
 use crate::layout::tree::Due;
 use crate::layout::{
@@ -172,7 +172,13 @@ impl Inside {
         node: u8,
     ) -> (&'a mut dyn Layout, LayoutCx<'a>) {
         let tree = self.layout.as_deref_mut().expect("the disk has layouts");
-        tree.hook(node, exit.now, exit.disk, &mut self.commands, exit.arena)
+        tree.hook(
+            node,
+            exit.now,
+            exit.disk,
+            &mut self.layout_commands,
+            exit.arena,
+        )
     }
 }
 
@@ -215,7 +221,7 @@ impl StackCx<'_> {
             disk: self.exit.disk,
             node: TREE,
             loads: &[],
-            commands: &mut inside.commands,
+            commands: &mut inside.layout_commands,
             arena: self.exit.arena,
         };
         act(tree, &mut cx);
@@ -271,7 +277,7 @@ impl StackCx<'_> {
 
     /// Lets a layout map an I/O, and those below it, until it is with a target or a layout has taken it.
     fn map(&mut self, inside: &mut Inside, id: IoId, node: u8, offset: u64) {
-        let io = LayoutIo::of(self.ios.inside_mut(id), offset);
+        let io = as_seen(self.ios.inside_mut(id), offset);
         let (layout, mut cx) = inside.hook(&mut self.exit, node);
         let map = layout.map(&mut cx, &io);
         self.mapped(inside, id, node, map);
@@ -285,7 +291,7 @@ impl StackCx<'_> {
             Map::Done(outcome) => {
                 self.take(id);
                 let command = LayoutCommand::Answer { io: id, outcome };
-                inside.commands.push_back(Command::Layout { node, command });
+                inside.layout_commands.push_back((node, command));
             }
         }
     }
@@ -349,7 +355,7 @@ impl StackCx<'_> {
         io.outcome = Ok(());
         io.tries = io.tries.saturating_add(1);
         let (node, tries) = (io.node, io.tries);
-        let of_layout = LayoutIo::of(io, io.at - tree.data_at());
+        let of_layout = as_seen(io, io.at - tree.data_at());
         let own = tree.own_target(node, io.target);
         let (layout, mut cx) = inside.hook(&mut self.exit, node);
         let map = layout.failed(&mut cx, &of_layout, own, fault, tries);
@@ -545,4 +551,17 @@ impl StackCx<'_> {
 fn global(inside: &Inside, node: u8, target: Target) -> Target {
     let tree = inside.layout.as_deref().expect("the disk has layouts");
     tree.global(node, target)
+}
+
+/// An I/O as a layout sees it, at this offset in it.
+fn as_seen(io: &Io, offset: u64) -> LayoutIo {
+    LayoutIo {
+        id: io.id,
+        op: io.op,
+        flags: io.flags,
+        offset,
+        len: io.len,
+        data: io.data,
+        background: io.is_background(),
+    }
 }

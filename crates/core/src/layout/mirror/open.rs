@@ -1,4 +1,4 @@
-//! How a mirror opens, and how a member that was out of sync is used again.
+//! Opening a mirror, and using a member again that was out of sync.
 //!
 //! Opening reads the states of all members. The newest one says who is in sync. All of these must be there, because an
 //! absent one may have taken writes alone since. Then each hot region is copied from one member in sync to the others,

@@ -16,6 +16,7 @@ use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::layout::{LayoutOrder, MemberState, Target};
 
 use super::members::{OpenMembers, Opening, not_there};
+use super::relocate::must_have_space;
 use super::{DiskService, layouts};
 use crate::config::plan::layout;
 use crate::disks::attached::Attached;
@@ -239,6 +240,8 @@ impl DiskService {
         })?;
         self.must_be_usable(std::slice::from_ref(&new), false, "it cannot be there")?;
         layouts::must_hold(nth, &new)?;
+        let count = disk.descriptor.members.len();
+        must_have_space(&new, spec.member_size(disk.descriptor.size.0, count))?;
         Ok(new)
     }
 

@@ -104,7 +104,7 @@ impl DiskService {
             is_copy: false,
         };
         self.must_be_usable(std::slice::from_ref(&target), true, "it cannot be there")?;
-        self.must_have_space(&source, &target)?;
+        must_have_space(&target, size)?;
         layouts::must_hold(0, &target)?;
         let is_dir = matches!(target.settings, DatastoreSettings::Dir { .. });
         let draft = self.store.begin_folder(&NewFolder {
@@ -140,22 +140,6 @@ impl DiskService {
                 described,
             }),
             Err(problem) => Err(draft.give_up(problem)),
-        }
-    }
-
-    /// Fails if a datastore has less free space than the disk's data takes.
-    fn must_have_space(&self, source: &Found, target: &Found) -> Outcome<()> {
-        let takes = source.allocated().unwrap_or(source.descriptor.size.0);
-        match space(&target.settings).map(|space| space.free) {
-            Some(free) if free < takes => Err(Problem::new(
-                ProblemCode::Full,
-                format!("datastore {} is too full", target.datastore),
-            )
-            .because(format!(
-                "the disk's data takes {takes} bytes, and {free} are free there"
-            ))
-            .remedy("free space there, or move the disk to another datastore")),
-            _ => Ok(()),
         }
     }
 
@@ -339,6 +323,22 @@ impl DiskService {
             true => Ok(found),
             false => Ok(source),
         }
+    }
+}
+
+/// Fails if a datastore has less free space than an image takes once everything is copied to it: also what the guest never
+/// wrote.
+pub(super) fn must_have_space(image: &Found, takes: u64) -> Outcome<()> {
+    match space(&image.settings).map(|space| space.free) {
+        Some(free) if free < takes => Err(Problem::new(
+            ProblemCode::Full,
+            format!("datastore {} is too full", image.datastore),
+        )
+        .because(format!(
+            "the copy takes {takes} bytes, and {free} are free there"
+        ))
+        .remedy("free space there, or name another datastore")),
+        _ => Ok(()),
     }
 }
 
