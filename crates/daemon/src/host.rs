@@ -381,6 +381,14 @@ impl Opened {
         }
     }
 
+    /// Puts it under its datastore's control.
+    pub(crate) fn under_control(self, under: UnderControl) -> Opened {
+        Opened {
+            image: self.image.under_control(under),
+            ..self
+        }
+    }
+
     /// Size of the image in bytes.
     pub(crate) fn size(&self) -> u64 {
         self.image.info.size

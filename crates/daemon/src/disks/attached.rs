@@ -38,7 +38,7 @@ use crate::os_error::{self, Outcome};
 /// One attached disk.
 pub(crate) struct Attached {
     name: Name,
-    /// The datastore that it was attached on, whose control it is under.
+    /// The datastore that it was attached on.
     datastore: Name,
     /// The datastores that it was moved to since.
     moves: OnceLock<Box<Moved>>,
@@ -48,6 +48,16 @@ pub(crate) struct Attached {
     clients: Arc<Mutex<Clients>>,
     standing: Mutex<Option<Standing>>,
     settling: Mutex<()>,
+}
+
+/// What an open member uses. Dropping it may take as long as the other hosts need to be told.
+pub(crate) struct MemberUse {
+    pub(crate) member: usize,
+    /// Marks its export as in use, if it is one. Kept to be dropped.
+    #[expect(dead_code, reason = "dropped when the member is not used any more")]
+    pub(crate) export: Option<ExportInUse>,
+    /// Its datastore's control.
+    pub(crate) in_use: InUse,
 }
 
 /// A move of an attached disk, and the next one. A list, so that names stay valid for those who read them.
@@ -71,8 +81,8 @@ pub(crate) struct Standing {
     pub(crate) astray: Option<Astray>,
     /// Marks its datastore as in use until the disk is detached.
     pub(crate) in_use: Option<InUse>,
-    /// Mark its exports as in use until then.
-    pub(crate) exports: Vec<ExportInUse>,
+    /// What its open members use until then.
+    pub(crate) uses: Vec<MemberUse>,
 }
 
 /// A file or device that a disk has open.
@@ -197,21 +207,21 @@ impl Attached {
         member: usize,
         opened: Option<host::Opened>,
         image: Option<OpenImage>,
-        export: Option<ExportInUse>,
+        uses: Option<MemberUse>,
     ) -> Outcome<host::OldMember> {
         let old = self.disk.set_member(member, opened)?;
         let ended = self.standing(|standing| {
             standing.images.retain(|image| image.member != member);
             standing.images.extend(image);
-            let others = std::mem::take(&mut standing.exports);
-            let (ended, kept): (Vec<_>, Vec<_>) = others
-                .into_iter()
-                .partition(|export| export.member() == member);
-            standing.exports = kept;
+            let others = std::mem::take(&mut standing.uses);
+            let (ended, kept): (Vec<_>, Vec<_>) =
+                others.into_iter().partition(|other| other.member == member);
+            standing.uses = kept;
+            standing.uses.extend(uses);
             ended
         });
+        // Dropped outside the lock, as below.
         drop(ended);
-        self.standing(|standing| standing.exports.extend(export));
         Ok(old)
     }
 
@@ -283,12 +293,8 @@ impl Attached {
 
     /// Ends its use of its datastore, after it was detached.
     pub(crate) fn leave_datastore(&self) {
-        let in_use = self.standing(|standing| {
-            (
-                standing.in_use.take(),
-                std::mem::take(&mut standing.exports),
-            )
-        });
+        let in_use =
+            self.standing(|standing| (standing.in_use.take(), std::mem::take(&mut standing.uses)));
         // Dropped outside the lock: the last user of a datastore signs off from the other hosts.
         drop(in_use);
     }
@@ -311,9 +317,9 @@ impl Attached {
         on
     }
 
-    /// The datastore whose I/O control it is under: the one that it was attached on.
+    /// The datastore whose I/O control reports its limits. Each of its images is under its own datastore's.
     pub(crate) fn control_datastore(&self) -> &Name {
-        &self.datastore
+        self.datastore()
     }
 
     /// Records that it is on another datastore now, with its descriptor and image there.
@@ -323,14 +329,17 @@ impl Attached {
         descriptor: Descriptor,
         path: PathBuf,
         image: Option<OpenImage>,
-        exports: Vec<ExportInUse>,
+        uses: Vec<MemberUse>,
     ) {
         let ended = self.standing(|standing| {
             standing.descriptor = descriptor;
             standing.path = path;
             standing.stamp = None;
             standing.images = image.into_iter().collect();
-            std::mem::replace(&mut standing.exports, exports)
+            (
+                standing.in_use.take(),
+                std::mem::replace(&mut standing.uses, uses),
+            )
         });
         drop(ended);
         self.add_move(to);

@@ -37,14 +37,6 @@ struct Export {
 pub(crate) struct ExportInUse {
     table: Arc<Mutex<Table>>,
     number: u64,
-    member: usize,
-}
-
-impl ExportInUse {
-    /// The member of the disk that uses it.
-    pub(crate) fn member(&self) -> usize {
-        self.member
-    }
 }
 
 impl Drop for ExportInUse {
@@ -54,14 +46,13 @@ impl Drop for ExportInUse {
 }
 
 impl UpstreamExports {
-    /// Records that a member of a claimed disk uses its image, if that is an export. A plain disk has member 0.
+    /// Records that a member of a claimed disk uses its image, if that is an export.
     ///
     /// # Errors
     /// When another disk uses the same export, and one of the two writes.
     pub(crate) fn enter(
         &self,
         disk: &Name,
-        member: usize,
         image: &ImagePlan,
         read_only: bool,
     ) -> Outcome<Option<ExportInUse>> {
@@ -95,7 +86,6 @@ impl UpstreamExports {
         Ok(Some(ExportInUse {
             table: Arc::clone(&self.table),
             number,
-            member,
         }))
     }
 }
@@ -126,7 +116,7 @@ mod tests {
                 uri: uri.to_owned(),
                 block_size: 512,
             };
-            exports.enter(&disk.parse().unwrap(), 0, &image, read_only)
+            exports.enter(&disk.parse().unwrap(), &image, read_only)
         };
         let first = enter("a", "nbd://Host/x", false).unwrap();
         for (same, read_only) in [("nbd://host:10809/x", false), ("nbd://host/%78", true)] {

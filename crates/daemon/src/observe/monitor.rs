@@ -348,10 +348,16 @@ impl Monitor {
             let (worked, told) = told.get(live.key())?;
             let report = reports.get(live.control_datastore());
             let own = index.get(told.disk).copied();
+            // A disk with several images is known to several governors.
+            let here = |key| report.and_then(|r| r.governor.disks.iter().find(|d| d.key == key));
+            let own = own.map(|(used, known)| match live.members().len() {
+                0 | 1 => (used, known),
+                _ => (used, here(used.key)),
+            });
             let beat = Beat {
                 at: told.now,
                 pulse: told.sums,
-                used: own.map(|(used, _)| known(used)),
+                used: own.map(|(used, _)| known(&used)),
                 level: report.map(|report| level(report, own)),
                 thread: *worked,
             };
@@ -475,7 +481,7 @@ fn key(live: &Attached) -> Option<DiskKey> {
 }
 
 /// The usage of a disk, and its governor's report of it; `None` if the governor does not know the disk yet.
-type Own<'a> = (&'a engine::Used, Option<&'a DiskReport>);
+type Own<'a> = (engine::Used, Option<&'a DiskReport>);
 
 /// All disks under control, by the engine's keys.
 fn index(reports: &BTreeMap<Name, Report>) -> Sorted<host::Key, Own<'_>> {
@@ -483,9 +489,30 @@ fn index(reports: &BTreeMap<Name, Report>) -> Sorted<host::Key, Own<'_>> {
         let known = report.governor.disks.iter();
         let known = Sorted::of(known.map(|disk| (disk.key, disk)).collect());
         let used = report.disks.iter();
-        used.map(move |used| (used.disk, (used, known.get(used.key).copied())))
+        used.map(move |used| (used.disk, (*used, known.get(used.key).copied())))
     });
-    Sorted::of(disks.collect())
+    let mut all = Sorted::of(disks.collect());
+    all.0.dedup_by(|(next, (more, _)), (disk, (used, _))| {
+        let is_same = next == disk;
+        if is_same {
+            add(used, more);
+        }
+        is_same
+    });
+    all
+}
+
+/// Adds what a disk used of another datastore.
+fn add(used: &mut engine::Used, more: &engine::Used) {
+    used.ios += more.ios;
+    used.units += more.units;
+    used.cost += more.cost;
+    used.bytes += more.bytes;
+    used.latency_ns += more.latency_ns;
+    used.burst_left = used.burst_left.max(more.burst_left);
+    for (held, other) in used.held_ns.iter_mut().zip(more.held_ns) {
+        *held += other;
+    }
 }
 
 /// A map of some hundred entries in one allocation: it is built and dropped every second, with cold caches.

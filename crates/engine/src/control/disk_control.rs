@@ -117,6 +117,8 @@ impl DiskControl {
             self.members.push(others.swap_remove(place));
         }
         self.left.extend(others.into_iter().flatten());
+        // Its next image may be anywhere.
+        self.left.extend(self.default.take());
         self.find_home();
     }
 

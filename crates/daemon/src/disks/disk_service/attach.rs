@@ -209,7 +209,8 @@ impl DiskService {
             without: given_up(order, plan.members.len())?,
             notices: Some(self.notices.sink(&found.name)),
         };
-        // A disk is under the control of one datastore: its own, or if that is away, that of the first member.
+        // Each member is under its datastore's control. The disk's limits are under that of its own datastore, or if that is
+        // away, of the first member.
         let mut there = members.found.iter().map(|(_, member)| member);
         let own = there.clone().find(|m| m.datastore == found.datastore);
         let under = own.or(there.next()).unwrap_or(found);
@@ -225,12 +226,19 @@ impl DiskService {
             key: plan::policy::key(found.descriptor.uuid),
             policy: self.policy(&found.descriptor)?,
         };
-        let admission = policy::judge(&under.control, under.key, &under.policy)?;
+        let mut admission = policy::judge(&under.control, under.key, &under.policy)?;
+        for other in &members.uses {
+            let there = policy::judge(other.in_use.control(), under.key, &under.policy)?;
+            admission = policy::weaker(admission, there);
+        }
         let images = members.images();
         let disk = self
             .host
             .attach_members(&plan, members.opened, Some(under))?;
         in_use.has_come();
+        for other in &members.uses {
+            other.in_use.has_come();
+        }
         let live = Attached::new(found.name.clone(), found.datastore.clone(), disk);
         if let Some(Admission {
             promise: Promise::BestEffort,
@@ -248,7 +256,7 @@ impl DiskService {
             images,
             astray: None,
             in_use: Some(in_use),
-            exports: members.exports,
+            uses: members.uses,
         });
         let socket = self.root.disk_socket(&found.name);
         match VhostListener::start(socket, &live) {

@@ -109,8 +109,11 @@ impl DiskService {
             // A command that does not raise the reservation is not refused if that cannot be guaranteed.
             false => api::Unpromised::BestEffort,
         };
+        let members = after.descriptor.members.iter();
+        let mut datastores: Vec<Name> = members.map(|place| place.datastore.clone()).collect();
+        datastores.push(after.datastore.clone());
         let admission = self
-            .admit(&after.datastore, key, &policy, unpromised)
+            .admit(&datastores, key, &policy, unpromised)
             .map_err(|problem| problem.within(&what))?;
         let mut here = here;
         if !names_it {

@@ -15,12 +15,12 @@ use tidegate_api::layout::{Member, MemberState, Rebuild, Scrub};
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::layout::{self as engine, LayoutReport};
+use tidegate_engine::UnderControl;
 
 use super::DiskService;
 use crate::config::plan::{self, layout};
-use crate::disks::attached::{Attached, OpenImage};
+use crate::disks::attached::{Attached, MemberUse, OpenImage};
 use crate::disks::counters::MemberMoment;
-use crate::disks::upstream_exports::ExportInUse;
 use crate::host::{self, Opened};
 use crate::os_error::Outcome;
 use crate::store::{Found, Identity};
@@ -38,7 +38,7 @@ pub(super) struct Part {
 pub(super) struct OpenMembers {
     /// In the layout's order. None: away.
     pub(super) opened: Vec<Option<Opened>>,
-    pub(super) exports: Vec<ExportInUse>,
+    pub(super) uses: Vec<MemberUse>,
     /// The members that are open, by number, as plain disks.
     pub(super) found: Vec<(usize, Found)>,
 }
@@ -151,11 +151,11 @@ impl DiskService {
     ) -> Outcome<()> {
         let image = plan::image(member);
         let read_only = member.descriptor.read_only;
-        let export = self.exports.enter(&member.name, nth, &image, read_only)?;
+        let export = self.exports.enter(&member.name, &image, read_only)?;
         let opened = host::open(&image, read_only)
             .map_err(|problem| self.leases.locked_by(member, problem))?;
         let record = self.store.record(&member.datastore)?;
-        let coordination = record.io_control.coordination;
+        let coordination = record.io_control.coordination.clone();
         if opening.is_borrowed {
             // On a datastore without usable locks, the host that has it may write to it meanwhile.
             self.leases.nobody_else(member, coordination.clone())?;
@@ -170,8 +170,24 @@ impl DiskService {
                 .leases
                 .take(member, coordination, opening.order.takeover)?,
         };
-        open.opened.push(Some(opened.under(lease)));
-        open.exports.extend(export);
+        let in_use = self.controls.enter(
+            &self.host,
+            &member.datastore,
+            &member.settings,
+            &record.io_control,
+        )?;
+        let under = UnderControl {
+            control: in_use.control().clone(),
+            key: plan::policy::key(member.descriptor.uuid),
+            policy: self.policy(&member.descriptor)?,
+        };
+        let opened = opened.under(lease).under_control(under);
+        open.opened.push(Some(opened));
+        open.uses.push(MemberUse {
+            member: nth,
+            export,
+            in_use,
+        });
         open.found.push((nth, member.clone()));
         Ok(())
     }

@@ -386,7 +386,7 @@ fn give(live: &Attached, nth: usize, mut open: OpenMembers) -> Outcome<host::Old
     let mut images = open.images().into_iter();
     let image = images.find(|image| image.member == nth);
     let opened = open.opened.pop().flatten();
-    live.set_member(nth, opened, image, open.exports.pop())
+    live.set_member(nth, opened, image, open.uses.pop())
 }
 
 /// Stops the use of a member, unless it is not used already.

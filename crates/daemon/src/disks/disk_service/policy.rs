@@ -30,19 +30,22 @@ impl DiskService {
         }
     }
 
-    /// Whether a disk's reservation can be guaranteed on this datastore, as far as this host knows. None if there is no
-    /// reservation; a problem if it must be guaranteed and cannot be.
+    /// Whether a disk's reservation can be guaranteed on each of these datastores, as far as this host knows. None if there
+    /// is no reservation; a problem if it must be guaranteed and cannot be.
     pub(super) fn admit(
         &self,
-        datastore: &Name,
+        datastores: &[Name],
         key: DiskKey,
         policy: &Policy,
         unpromised: api::Unpromised,
     ) -> Outcome<Option<Admission>> {
-        let Some(running) = self.controls.running(datastore) else {
-            return Ok(None);
-        };
-        match judge(&running.control, key, policy)? {
+        let mut admission = None;
+        for datastore in datastores {
+            if let Some(running) = self.controls.running(datastore) {
+                admission = weaker(admission, judge(&running.control, key, policy)?);
+            }
+        }
+        match admission {
             Some(Admission {
                 promise: Promise::BestEffort,
                 why,
@@ -71,8 +74,12 @@ impl DiskService {
         now: &Descriptor,
     ) -> Outcome<(PolicyText, Option<Admission>)> {
         let (key, policy) = (plan::key(now.uuid), self.policy(now)?);
-        let datastore = live.control_datastore();
-        let admission = self.admit(datastore, key, &policy, api::Unpromised::BestEffort)?;
+        let admission = self.admit(
+            &live.datastores(),
+            key,
+            &policy,
+            api::Unpromised::BestEffort,
+        )?;
         let counted = counted(before, &now.policy, admission.as_ref());
         if counted.reservation != now.policy.reservation {
             let name = live.name();
@@ -135,6 +142,22 @@ pub(super) fn judge(
         ),
     };
     Ok(Some(Admission { promise, why }))
+}
+
+/// The weaker of two admission results, of different datastores.
+pub(super) fn weaker(one: Option<Admission>, other: Option<Admission>) -> Option<Admission> {
+    let rank = |admission: &Option<Admission>| match admission {
+        Some(admission) => match admission.promise {
+            Promise::BestEffort => 0,
+            Promise::Unverified => 1,
+            Promise::Verified => 2,
+        },
+        None => 3,
+    };
+    match rank(&other) < rank(&one) {
+        true => other,
+        false => one,
+    }
 }
 
 /// The policy of a descriptor in its REST form.

@@ -252,13 +252,7 @@ impl DiskService {
             path,
             identity,
         });
-        live.has_moved(
-            to,
-            standing,
-            published.descriptor_file(),
-            image,
-            open.exports,
-        );
+        live.has_moved(to, standing, published.descriptor_file(), image, open.uses);
         self.remember(|disks| {
             disks.insert(name.clone(), to.clone());
         })?;

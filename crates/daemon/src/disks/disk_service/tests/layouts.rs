@@ -566,3 +566,28 @@ fn the_first_member_is_replaced_and_the_disk_is_at_home_there() {
     stage.attach("a", Outside::Agreed).unwrap();
     assert_eq!(stage.states(), [InSync, InSync]);
 }
+
+#[test]
+fn a_striped_disk_is_under_the_control_of_each_members_datastore() {
+    let stage = stage();
+    two(&stage);
+    stage
+        .create(&order("a", "stripe", &["one", "two"]))
+        .unwrap();
+    let controls = || {
+        let running = |on: &str| stage.disk_service.controls.running(&name(on));
+        ["one", "two", "shared"].map(|on| running(on).is_some())
+    };
+    assert_eq!(controls(), [false; 3]);
+    stage.attach("a", Outside::Agreed).unwrap();
+    assert_eq!(controls(), [true, true, false]);
+    for on in ["one", "two"] {
+        let running = stage.disk_service.controls.running(&name(on)).unwrap();
+        while running.control.report().unwrap().disks.len() != 1 {
+            running.control.recount();
+            std::thread::yield_now();
+        }
+    }
+    stage.detach("a");
+    assert_eq!(controls(), [false; 3]);
+}

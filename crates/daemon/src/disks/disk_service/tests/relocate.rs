@@ -57,6 +57,9 @@ fn an_attached_disk_is_moved_to_and_fro_with_its_bytes_and_settings() {
         let disk = stage.disk_service.disk(&name("a")).unwrap();
         assert_eq!((disk.datastore.as_str(), disk.attached), (to, true));
         assert_eq!(left(there), Vec::<String>::new());
+        let controlled = ["shared", "other"].map(name);
+        let controlled = controlled.map(|on| stage.disk_service.controls.running(&on).is_some());
+        assert_eq!(controlled, [to == "shared", to == "other"]);
         let bytes = fs::read(here.join("a/image")).unwrap();
         assert_eq!(&bytes[70_000..70_007], b"content");
         let descriptor = fs::read_to_string(here.join("a/disk.toml")).unwrap();
