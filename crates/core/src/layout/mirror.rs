@@ -382,7 +382,7 @@ impl Layout for Mirror {
             self.flush_own(cx);
         }
         if self.copies_at().is_some_and(|at| at <= cx.now()) {
-            self.advance_copies(cx);
+            self.copies_due(cx);
         }
         if self.readmission_at().is_some_and(|at| at <= cx.now()) {
             self.readmit_next(cx);

@@ -22,6 +22,8 @@ use alloc::vec::Vec;
 const TOGETHER: usize = 4;
 /// Tries without a lock.
 const TRIES: u32 = 2;
+/// With a rate: how long a piece waits that has no buffer. Origin: chosen; far below a second, far above an I/O.
+const LATER: Span = Span::from_millis(10);
 /// A member is flushed, and the progress recorded, after so many bytes. Origin: chosen; a second or so of copying.
 const STRIDE: u64 = 64 << 20;
 
@@ -152,6 +154,15 @@ impl Mirror {
         let waits =
             matches!(copier.step, Step::Copying) && self.rate > 0 && copier.slots.is_empty();
         waits.then_some(copier.next_at)
+    }
+
+    /// The next piece may begin now. If there is no buffer for it, it begins when there is one, or a little later.
+    pub(super) fn copies_due(&mut self, cx: &mut LayoutCx<'_>) {
+        self.advance_copies(cx);
+        let late = self.copies_at().is_some_and(|at| at <= cx.now());
+        if let (true, Some(copier)) = (late, &mut self.copier) {
+            copier.next_at = cx.now() + LATER;
+        }
     }
 
     /// Begins as many pieces as possible, or ends.
@@ -314,7 +325,13 @@ impl Mirror {
         let writing = slot.writing;
         match (writing, outcome) {
             // A source that was dropped meanwhile has old bytes.
-            (false, Ok(())) if self.in_sync & bit == 0 => self.read_copy(cx, number),
+            (false, Ok(())) if self.in_sync & bit == 0 => {
+                let from = self.next_in_sync(member);
+                if let Some(slot) = self.slot(number) {
+                    slot.from = from;
+                }
+                self.read_copy(cx, number);
+            }
             (false, Ok(())) => {
                 let to = to & !bit;
                 let slot = self.slot(number).expect("it is here");
