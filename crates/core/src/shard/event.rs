@@ -14,6 +14,10 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 /// An event of an I/O thread.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a disk is attached rarely, and events are not stored"
+)]
 pub enum Event {
     /// A front end has a request.
     Submitted {
