@@ -206,6 +206,23 @@ impl Mirror {
         (1 << self.members) - 1
     }
 
+    /// Whether the mirror can go on without these. One of those that stay must be in sync in the last durable state: a state
+    /// that another member has may not know the others, and would take that member for the only one in sync.
+    fn can_spare(&self, members: u32) -> bool {
+        let left = self.in_sync & !members;
+        match self.kept {
+            true => left & self.records.last_in_sync != 0,
+            false => left != 0,
+        }
+    }
+
+    /// The member that stays if none can be spared.
+    fn last_resort(&self) -> u32 {
+        let trusted = self.in_sync & self.records.last_in_sync;
+        let among = if trusted == 0 { self.in_sync } else { trusted };
+        1 << among.trailing_zeros()
+    }
+
     /// Whether the member without which the others are worthless is among these.
     fn leads(&self, members: u32) -> bool {
         !self.kept && members & 1 == 1
@@ -310,7 +327,8 @@ impl Layout for Mirror {
         if u32::from(tries) > self.in_sync.count_ones() || others == 0 {
             return Map::Done(Err(fault));
         }
-        if fault == Fault::Gone && !self.leads(1 << member.0) {
+        let bit = 1 << member.0;
+        if fault == Fault::Gone && !self.leads(bit) && self.can_spare(bit) {
             self.drop_members(cx, 1 << member.0, fault);
             self.record(cx);
         } else {
@@ -353,7 +371,8 @@ impl Layout for Mirror {
 
     fn hung(&mut self, cx: &mut LayoutCx<'_>, target: Target) {
         let bit = 1 << target.0;
-        if self.in_sync == bit || self.leads(bit) {
+        let needed = self.in_sync & bit != 0 && !self.can_spare(bit);
+        if needed || self.leads(bit) {
             return;
         }
         // One that was dropped before may still have what others wait for.

@@ -594,6 +594,10 @@ impl Tree {
         if !matches!(self.opening, Opening::Done) || self.relabel.is_some() {
             return Err(OrderRefusal::NotOpen);
         }
+        // The members of a move have no labels, and nothing but its rate can be changed.
+        if !self.labelled && !matches!(order, LayoutOrder::Rate(_)) {
+            return Err(OrderRefusal::NotRedundant);
+        }
         let member = match order {
             LayoutOrder::Rebuild(member)
             | LayoutOrder::Replace(member)

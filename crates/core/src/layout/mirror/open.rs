@@ -533,7 +533,7 @@ impl Mirror {
             return Err(OrderRefusal::NotOpen);
         }
         let bit = 1 << member;
-        if self.in_sync == bit {
+        if !self.can_spare(bit) {
             return Err(OrderRefusal::Last);
         }
         self.readmission.barred |= bit;

@@ -405,17 +405,9 @@ impl Mirror {
             return self.after_record(cx, number, self.records.set_at);
         }
         // Of those that failed together one stays: what it has is what the disk has.
-        let all = failed & self.in_sync == self.in_sync || self.leads(failed);
-        let stays = if all {
-            1 << self.in_sync.trailing_zeros()
-        } else {
-            0
-        };
-        let dropped = match (all, self.syncing) {
-            (true, _) if !self.kept => self.active(),
-            (true, Some(syncing)) => failed | 1 << syncing.member,
-            _ => failed,
-        };
+        let all = failed & self.in_sync != 0 && !self.can_spare(failed) || self.leads(failed);
+        let stays = if all { self.last_resort() } else { 0 };
+        let dropped = if all { self.active() } else { failed };
         if all && self.in_sync.count_ones() == 1 {
             cx.notice(LayoutNotice::Lost);
         }

@@ -266,11 +266,11 @@ impl Mirror {
             return;
         }
         let failed = writing.failed & self.active();
-        if failed & self.in_sync == self.in_sync {
+        if failed & self.in_sync != 0 && !self.can_spare(failed) {
             // Of those that failed together one stays, so that no two members are more than a state apart. What waits for
             // the record fails.
-            let stays = 1 << self.in_sync.trailing_zeros();
-            self.drop_members(cx, failed & !stays, Fault::Io);
+            let stays = self.last_resort();
+            self.drop_members(cx, (self.in_sync | failed) & !stays, Fault::Io);
             return self.fail_waiting(cx);
         }
         // All that stay have it.
