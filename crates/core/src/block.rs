@@ -1,6 +1,6 @@
-//! A 4 KiB block that hosts exchange over a datastore: magic, version, fields and a checksum.
+//! A 4 KiB block of our own on a datastore: magic, version, fields and a checksum.
 //!
-//! [`super::slot`] and [`super::lease`] define the fields and the bounds of their values.
+//! Hosts exchange them ([`governor`](crate::governor)), and layouts keep their state in them ([`layout`](crate::layout)).
 //!
 //! # Always true
 //! - `Reader::open` returns a result for any bytes of any length, and never panics.
