@@ -1,7 +1,8 @@
 //! Commands on the members of attached disks: added, replaced, removed and compared while guests use the disk.
 //!
 //! # Always true
-//! - A member's image is exchanged only after the layout has recorded that the member lacks writes.
+//! - A member's image is exchanged only after the layout has been told to do without it. A crash before the layout has
+//!   recorded that makes the next attach refuse without `--without`; no acknowledged write is lost.
 //! - The descriptor names a new member before the layout copies to it: after a crash the copy goes on there.
 //! - The old data of a replaced member is deleted only after the descriptor no longer names it.
 
