@@ -50,8 +50,19 @@ pub const MAX_TARGETS: usize = 32;
 /// superblock 1.2 leaves 1 MiB, which keeps the data aligned to any device's blocks.
 pub const DATA_AT: u64 = 1 << 20;
 
-/// How long a target may have I/O in flight and complete none before it counts as hung. Origin: chosen; no measurement.
+/// How long a target may have I/O in flight and complete none before it counts as hung, unless the disk says otherwise.
+/// Origin: chosen; no measurement.
 pub const MEMBER_TIMEOUT: crate::units::Span = crate::units::Span::from_secs(10);
+
+/// What a mirror does with guests' I/O after it has lost every member in sync.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnLoss {
+    /// It fails.
+    #[default]
+    Fail,
+    /// It waits until one of these members is back, or the disk is detached.
+    Wait,
+}
 
 /// What a layout does with an I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,7 +179,7 @@ pub trait Layout: Send {
     /// The arena has room again, after it had none.
     fn arena_ready(&mut self, _cx: &mut LayoutCx<'_>) {}
 
-    /// A target has I/O in flight and has completed none for [`MEMBER_TIMEOUT`].
+    /// A target has I/O in flight and has completed none for [`Members::timeout`].
     fn hung(&mut self, _cx: &mut LayoutCx<'_>, _target: Target) {}
 
     /// The next time at which it needs [`Layout::tick`].
@@ -193,6 +204,11 @@ pub trait Layout: Send {
     /// Its last scrub, if there was one.
     fn scrubbed(&self) -> Option<ScrubReport> {
         None
+    }
+
+    /// Whether guests' I/O waits because it has lost every member in sync.
+    fn waits(&self) -> bool {
+        false
     }
 
     /// Begins nothing in the background, because the disk's layouts are about to be replaced.

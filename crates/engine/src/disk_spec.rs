@@ -3,8 +3,9 @@
 use crate::control::UnderControl;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 use tidegate_core::filter::FilterSpec;
-use tidegate_core::layout::{LayoutNotice, LayoutSpec};
+use tidegate_core::layout::{LayoutNotice, LayoutSpec, MEMBER_TIMEOUT, OnLoss};
 
 /// A disk as its front ends show it.
 #[derive(Clone, Debug)]
@@ -40,12 +41,27 @@ pub struct DiskSpec {
 }
 
 /// Details of a disk's layout.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct LayoutOptions {
     /// Members that are not used, whatever they have, one bit each: the administrator has given them up.
     pub without: u32,
     /// Receives what the layout reports when it happens.
     pub notices: Option<NoticeSink>,
+    /// How long a member of a mirror may have I/O in flight and complete none before the mirror goes on without it.
+    pub member_timeout: Duration,
+    /// What a mirror does after the loss of every member in sync.
+    pub on_loss: OnLoss,
+}
+
+impl Default for LayoutOptions {
+    fn default() -> LayoutOptions {
+        LayoutOptions {
+            without: 0,
+            notices: None,
+            member_timeout: Duration::from_nanos(MEMBER_TIMEOUT.as_nanos()),
+            on_loss: OnLoss::Fail,
+        }
+    }
 }
 
 /// Receives a layout's notices, on the disk's I/O thread: it must return at once.

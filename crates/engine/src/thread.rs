@@ -18,7 +18,7 @@
 //! ```
 
 use crate::blocking::BlockingWorker;
-use crate::control::{DiskControl, GovernorMessage};
+use crate::control::{DiskControl, GovernorMessage, UnderControl};
 use crate::datastore::{Image, ImageCx};
 use crate::device::nbd::Connection;
 use crate::device::ring::RingDevice;
@@ -32,7 +32,7 @@ use blocks::Blocks;
 use commands::{Command, Detaching, Inbox, Query};
 use idle::{Idle, Wait};
 use images::{Images, Member};
-use layouts::{Opened, Relay};
+use layouts::{Opened, PendingOrder, Relay};
 use pending_interrupts::PendingInterrupts;
 use refusals::{no_ring, no_such_cpu};
 use std::collections::VecDeque;
@@ -97,8 +97,10 @@ pub(crate) struct AttachedDisk {
     relay: Option<Relay>,
     /// Whether its requests wait for the end of a move.
     held: bool,
-    /// Who waits for the result of an order to its layout, in order.
-    ordered: VecDeque<Reply>,
+    /// Orders to its layout. The first one is under way.
+    orders: VecDeque<PendingOrder>,
+    /// The control of a member that is being added.
+    added: Option<UnderControl>,
     notices: Option<NoticeSink>,
     sides: Vec<(FilterKey, Arc<OwnedFd>)>,
     detaching: Option<Detaching>,

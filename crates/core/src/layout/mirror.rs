@@ -29,7 +29,7 @@
 
 use super::{
     BlockOutcome, Layout, LayoutCx, LayoutIo, LayoutNotice, LayoutOrder, Map, MemberReport,
-    MemberState, Members, OrderRefusal, ScrubReport, Target,
+    MemberState, Members, OnLoss, OrderRefusal, ScrubReport, Target,
 };
 use crate::block::BLOCK;
 use crate::range_lock::RangeLock;
@@ -70,6 +70,7 @@ pub struct Mirror {
     zeroed: bool,
     /// Members that must not be used at all, one bit each.
     without: u32,
+    on_loss: OnLoss,
     in_sync: u32,
     /// The member that is being rebuilt.
     syncing: Option<Syncing>,
@@ -152,6 +153,7 @@ impl Mirror {
             kept: true,
             zeroed: members.zeroed,
             without: 0,
+            on_loss: members.on_loss,
             in_sync: 0,
             syncing: None,
             since: [0; MEMBERS_MAX],
@@ -423,6 +425,12 @@ impl Layout for Mirror {
                 self.advance_copies(cx);
                 Ok(())
             }
+            LayoutOrder::AddMember => self.order_add_member(),
+            LayoutOrder::OnLoss(on_loss) => {
+                self.on_loss = on_loss;
+                Ok(())
+            }
+            LayoutOrder::Timeout(_) => Ok(()),
         }
     }
 

@@ -2,8 +2,9 @@
 //!
 //! Plain values between the layouts and the daemon. Members are named by their place in the disk's layout.
 
-use super::{LayoutSpec, Target};
+use super::{LayoutSpec, OnLoss, Target};
 use crate::request::Fault;
+use crate::units::Span;
 use alloc::vec::Vec;
 
 /// The state of a disk's layout.
@@ -15,6 +16,8 @@ pub struct LayoutReport {
     pub members: Vec<MemberReport>,
     /// The last scrub, or the one that is under way.
     pub scrub: Option<ScrubReport>,
+    /// Whether guests' I/O waits because a mirror has lost every member in sync ([`OnLoss::Wait`]).
+    pub waiting: bool,
 }
 
 /// The state of one member.
@@ -71,6 +74,12 @@ pub enum LayoutOrder {
     Replace(Target),
     /// Stop using this member.
     Drop(Target),
+    /// A mirror gets one more member, after the last one. It is out of sync until [`LayoutOrder::Replace`] names it.
+    AddMember,
+    /// A member counts as hung after so long without an end of its I/Os.
+    Timeout(Span),
+    /// What to do after the loss of every member in sync.
+    OnLoss(OnLoss),
     /// Compare all members, and make them equal if asked to.
     Scrub {
         /// Whether to copy the first member's bytes over those that differ.
@@ -99,6 +108,8 @@ pub enum OrderRefusal {
     InFlight,
     /// The disk has not opened.
     NotOpen,
+    /// The layout has a fixed number of members, or as many as are possible.
+    Fixed,
 }
 
 /// What a layout reports when it happens.
@@ -141,4 +152,8 @@ pub enum LayoutNotice {
     Scrubbed(ScrubReport),
     /// Every member has failed.
     Lost,
+    /// Every member in sync is lost: guests' I/O waits for one of them.
+    Waiting,
+    /// One of them is back: guests' I/O goes on.
+    Resumed,
 }

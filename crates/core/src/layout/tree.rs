@@ -18,16 +18,17 @@ use super::mirror::Mirror;
 use super::stripe::Stripe;
 use super::{
     Arena, BlockOutcome, DATA_AT, Layout, LayoutCommand, LayoutCx, LayoutNotice, LayoutOrder,
-    LayoutReport, LayoutSpec, MEMBER_TIMEOUT, MemberReport, OrderRefusal, Refusal, ScrubReport,
-    Target,
+    LayoutReport, LayoutSpec, MEMBER_TIMEOUT, MemberReport, OnLoss, OrderRefusal, Refusal,
+    ScrubReport, Target,
 };
 use crate::block::{BLOCK, Unreadable};
 use crate::request::{DiskId, Fault, Outcome};
-use crate::units::Time;
+use crate::units::{Span, Time};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::ops::RangeInclusive;
 
 /// The node of the tree itself, for its own blocks.
 pub(crate) const TREE: u8 = u8::MAX;
@@ -47,6 +48,10 @@ pub struct Members {
     pub without: u32,
     /// Whether all members of a new disk read as zeroes. Otherwise a new mirror copies its first member to the others.
     pub zeroed: bool,
+    /// How long a member may have I/O in flight and complete none before it counts as hung.
+    pub timeout: Span,
+    /// What a mirror does after the loss of every member in sync.
+    pub on_loss: OnLoss,
 }
 
 impl Members {
@@ -59,6 +64,8 @@ impl Members {
             data_at: DATA_AT,
             without: 0,
             zeroed: true,
+            timeout: MEMBER_TIMEOUT,
+            on_loss: OnLoss::Fail,
         }
     }
 }
@@ -180,12 +187,9 @@ impl Tree {
     /// The tree of a plain disk that moves from target 0 to target 1. Both are as large as the disk.
     pub fn transfer(size: u64) -> Tree {
         let members = Members {
-            disk: [0; 16],
-            size,
-            count: 2,
             data_at: 0,
-            without: 0,
             zeroed: false,
+            ..Members::new([0; 16], size, 2)
         };
         let nodes = vec![Node {
             layout: Box::new(Mirror::leading(size)),
@@ -320,15 +324,15 @@ impl Tree {
             .loads
             .iter()
             .filter(|load| load.in_flight > 0 && !load.told);
-        let hung = hung.map(|load| load.moved + MEMBER_TIMEOUT);
+        let hung = hung.map(|load| load.moved + self.members.timeout);
         let ticks = self.nodes.iter().filter_map(|node| node.layout.deadline());
         hung.chain(ticks).min()
     }
 
     /// The next layout that is due, and what for.
     pub(crate) fn due(&mut self, now: Time) -> Option<(u8, Due)> {
-        let hung =
-            |load: &Load| load.in_flight > 0 && !load.told && load.moved + MEMBER_TIMEOUT <= now;
+        let timeout = self.members.timeout;
+        let hung = |load: &Load| load.in_flight > 0 && !load.told && load.moved + timeout <= now;
         if let Some(target) = self.loads.iter().position(hung) {
             self.loads[target].told = true;
             let (node, target) = self.above(Target(place(target)));
@@ -568,7 +572,10 @@ impl Tree {
                 member: name(member),
                 fault,
             },
-            LayoutNotice::Scrubbed(_) | LayoutNotice::Lost => notice,
+            LayoutNotice::Scrubbed(_)
+            | LayoutNotice::Lost
+            | LayoutNotice::Waiting
+            | LayoutNotice::Resumed => notice,
         }
     }
 
@@ -601,17 +608,17 @@ impl Tree {
         let member = match order {
             LayoutOrder::Rebuild(member)
             | LayoutOrder::Replace(member)
-            | LayoutOrder::Drop(member) => Some(member),
-            LayoutOrder::Scrub { .. } | LayoutOrder::StopScrub | LayoutOrder::Rate(_) => None,
-        };
-        let Some(member) = member else {
-            let leaves: Vec<usize> = self.leaves().map(|(node, _)| node).collect();
-            let mut outcome = Ok(());
-            for node in leaves {
-                let one = self.order_node(cx, place(node), order);
-                outcome = outcome.and(one);
+            | LayoutOrder::Drop(member) => member,
+            LayoutOrder::AddMember => return self.add_member(cx),
+            LayoutOrder::Timeout(_) if !self.is_timed() => return Err(OrderRefusal::NotRedundant),
+            LayoutOrder::Timeout(timeout) => {
+                self.members.timeout = timeout;
+                return Ok(());
             }
-            return outcome;
+            LayoutOrder::Scrub { .. }
+            | LayoutOrder::StopScrub
+            | LayoutOrder::OnLoss(_)
+            | LayoutOrder::Rate(_) => return self.order_leaves(cx, order),
         };
         if usize::from(member.0) >= self.members.count {
             return Err(OrderRefusal::NoMember);
@@ -638,6 +645,32 @@ impl Tree {
                 Ok(())
             }
         }
+    }
+
+    fn order_leaves(
+        &mut self,
+        cx: &mut LayoutCx<'_>,
+        order: LayoutOrder,
+    ) -> Result<(), OrderRefusal> {
+        let leaves: Vec<usize> = self.leaves().map(|(node, _)| node).collect();
+        let mut outcome = Ok(());
+        for node in leaves {
+            let one = self.order_node(cx, place(node), order);
+            outcome = outcome.and(one);
+        }
+        outcome
+    }
+
+    /// A mirror gets a target after its last one. Nothing of it is recorded before: the disk's descriptor names it already.
+    fn add_member(&mut self, cx: &mut LayoutCx<'_>) -> Result<(), OrderRefusal> {
+        let more = self.members.count + 1;
+        if self.spec != LayoutSpec::Mirror || self.spec.check(more).is_err() {
+            return Err(OrderRefusal::Fixed);
+        }
+        self.order_node(cx, 0, LayoutOrder::AddMember)?;
+        self.members.count = more;
+        self.loads.push(Load::default());
+        Ok(())
     }
 
     fn order_node(
@@ -690,6 +723,7 @@ impl Tree {
             layout: self.spec,
             members,
             scrub,
+            waiting: self.nodes.iter().any(|node| node.layout.waits()),
         }
     }
 }
@@ -708,14 +742,9 @@ impl Members {
             return Found::Away;
         };
         let ours = |label: &Label| {
-            let Members {
-                disk,
-                count,
-                data_at,
-                ..
-            } = *self;
+            let Members { disk, data_at, .. } = *self;
             let same = label.disk == disk && label.member == member && label.layout == spec;
-            same && usize::from(label.members) == count && label.data_at == data_at
+            same && self.counts(spec).contains(&label.members) && label.data_at == data_at
         };
         match Label::decode(&block[..]) {
             Ok(label) if ours(&label) => Found::Ours {
@@ -749,10 +778,25 @@ impl Members {
         }
     }
 
+    /// How many members a label may name: fewer than now if it was written before a mirror got more of them.
+    fn counts(&self, spec: LayoutSpec) -> RangeInclusive<u8> {
+        let now = place(self.count);
+        match spec {
+            LayoutSpec::Mirror => 1..=now,
+            _ => now..=now,
+        }
+    }
+
     /// Whether a crash while this member's label was written leaves such a block: each of its sectors is empty, or one of
     /// the label before or after it was sealed.
     fn is_half_written(&self, spec: LayoutSpec, member: u8, block: &[u8; BLOCK]) -> bool {
-        let labels = [false, true].map(|sealed| self.label(spec, member, sealed).encode());
+        let mut labels = Vec::new();
+        for members in self.counts(spec) {
+            for sealed in [false, true] {
+                let label = self.label(spec, member, sealed);
+                labels.push(Label { members, ..label }.encode());
+            }
+        }
         (0..BLOCK).step_by(SECTOR).all(|at| {
             let sector = &block[at..at + SECTOR];
             let known = |label: &[u8; BLOCK]| label[at..at + SECTOR] == *sector;

@@ -53,7 +53,7 @@ pub(crate) fn happening(
                 why: words(fault).to_owned(),
             },
         ),
-        LayoutNotice::Lost => (home(), Happening::MembersLost { disk }),
+        LayoutNotice::Lost | LayoutNotice::Waiting => (home(), Happening::MembersLost { disk }),
         LayoutNotice::Scrubbed(scrub) => (
             home(),
             Happening::Scrubbed {
@@ -64,7 +64,7 @@ pub(crate) fn happening(
                 unreadable: scrub.unreadable,
             },
         ),
-        LayoutNotice::ReadFailed { .. } => return None,
+        LayoutNotice::ReadFailed { .. } | LayoutNotice::Resumed => return None,
     })
 }
 
@@ -138,6 +138,7 @@ mod tests {
             layout: LayoutSpec::Mirror,
             members: members.iter().map(member).collect(),
             scrub: None,
+            waiting: false,
         }
     }
 

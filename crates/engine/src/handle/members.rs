@@ -15,8 +15,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
-use tidegate_core::layout::{LayoutOrder, LayoutReport, MemberState, Members, Refusal, Target};
+use tidegate_core::layout::{
+    LayoutOrder, LayoutReport, LayoutSpec, MemberState, Members, Refusal, Target,
+};
 use tidegate_core::request::Fault;
+use tidegate_core::units::Span;
 
 /// A disk that was sent to its I/O thread.
 pub(super) struct Attaching {
@@ -177,6 +180,38 @@ impl Disk {
         Ok(OldImage(old))
     }
 
+    /// Gives a mirror one more member, after its last one, and returns which. It is out of sync until
+    /// [`LayoutOrder::Replace`] names it. The caller has recorded that the disk has so many members: a crash at any time
+    /// afterwards leaves a mirror that opens with them.
+    ///
+    /// # Errors
+    /// If the disk is no mirror or has as many members as are possible, the image is too small, or the disk is detached.
+    /// Then it has as many members as before.
+    pub fn add_member(&self, image: Option<OpenedImage>) -> Result<Target> {
+        let _alone = guard(&self.core.changing_images);
+        let spec = &self.core.device.spec;
+        let members = self.members();
+        if spec.layout != LayoutSpec::Mirror {
+            let text = "only the number of members of a plain mirror can grow";
+            return Err(Error::new(Kind::Unsupported, text));
+        }
+        spec.layout
+            .check(members + 1)
+            .map_err(|why| Error::new(Kind::Invalid, format!("disk {}: {why}", spec.name)))?;
+        let size = spec.layout.member_size(self.size(), members);
+        let mut image = image.unwrap_or_else(|| away(size));
+        check_member(&spec.name, members, &image, size)?;
+        if image.info.size != size {
+            image.image.resized(size);
+        }
+        let controlled = self.core.check_image_control(&image)?;
+        let condition = Arc::clone(&image.condition);
+        self.core.change(What::AddMember(Box::new(image)), None)?;
+        guard(&self.core.conditions).push(condition);
+        self.core.controlled.fetch_or(controlled, Ordering::Relaxed);
+        Ok(Target(u8::try_from(members).expect("checked above")))
+    }
+
     /// The state of its layout; `None` for a disk of one image.
     ///
     /// # Errors
@@ -304,10 +339,16 @@ pub(super) fn parts(spec: &DiskSpec, images: &[OpenedImage]) -> Option<LayoutPar
         spec: spec.layout,
         members: Members {
             without: spec.layout_options.without,
+            timeout: span(spec.layout_options.member_timeout),
+            on_loss: spec.layout_options.on_loss,
             zeroed: images.iter().all(|opened| opened.is_zero),
             ..Members::new(spec.uuid, spec.size, images.len())
         },
     })
+}
+
+fn span(duration: Duration) -> Span {
+    Span::from_nanos(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
 }
 
 /// A member that cannot be opened.

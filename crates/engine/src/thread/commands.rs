@@ -5,7 +5,7 @@
 
 use super::close::{Close, ClosedImage};
 use super::images::Images;
-use super::layouts::{LayoutParts, Opened, Relay, Replace};
+use super::layouts::{LayoutParts, Opened, PendingOrder, Relay, Replace};
 use super::side_write::SideWrite;
 use super::{AttachedDisk, IoThread};
 pub(crate) use super::{OnDetached, Reply};
@@ -100,6 +100,8 @@ pub(crate) enum What {
     Image(Box<Replace>),
     /// An order to its layout.
     Order(LayoutOrder),
+    /// One more member of its mirror, with this image.
+    AddMember(Box<OpenedImage>),
     /// What lies below its filters.
     Relay(Box<Relay>),
     /// It does not wait any longer for a change of that.
@@ -119,6 +121,7 @@ impl What {
             What::Filters { .. } | What::Size { .. } | What::Relay(_) => false,
             What::Image(_)
             | What::Order(_)
+            | What::AddMember(_)
             | What::Policy(_)
             | What::Unhold
             | What::Detach { .. } => true,
@@ -219,7 +222,8 @@ impl IoThread {
             opening,
             relay: None,
             held: false,
-            ordered: VecDeque::new(),
+            orders: VecDeque::new(),
+            added: None,
             notices,
             sides,
             detaching: None,
@@ -281,8 +285,11 @@ impl IoThread {
             }
             What::Image(replace) => return self.replace_image(disk, *replace, reply),
             What::Order(order) => {
-                place.ordered.push_back(reply);
-                Event::LayoutOrder { disk, order }
+                return self.order(disk, PendingOrder::new(order, reply));
+            }
+            What::AddMember(image) => {
+                let order = PendingOrder::new(LayoutOrder::AddMember, reply);
+                return self.order(disk, order.with_image(image));
             }
             What::Relay(relay) => {
                 place.changing = Some(reply);
@@ -401,6 +408,7 @@ impl IoThread {
             && let Some(AttachedDisk {
                 images,
                 relay,
+                orders,
                 detaching: Some(detaching),
                 ..
             }) = self.disks[disk.0 as usize].take()
@@ -411,6 +419,8 @@ impl IoThread {
             } = detaching;
             let mut closed = images.into_closed();
             closed.extend(relay.and_then(Relay::into_closed));
+            let unused = orders.into_iter().filter_map(PendingOrder::into_closed);
+            closed.extend(unused);
             self.send_close(disk, closed, on_detached, reply);
         }
     }

@@ -115,6 +115,11 @@ impl Images {
         replaced.find(|member| member.id == id)
     }
 
+    /// The last target that has one.
+    pub(super) fn last(&self) -> Target {
+        Target(u8::try_from(self.more.len()).expect("a disk has at most MAX_IMAGES images"))
+    }
+
     /// All of them, those that were replaced at last.
     pub(super) fn all(&self) -> impl Iterator<Item = &Member> {
         let replaced = self.replaced.iter().map(|replaced| &replaced.member);
@@ -187,6 +192,11 @@ impl Images {
             }
         }
         Ok(())
+    }
+
+    /// Removes the image of the last target again. No job was started on it.
+    pub(super) fn remove_last(&mut self) -> Option<ClosedImage> {
+        self.more.pop().map(Member::into_closed)
     }
 
     /// Leaves only the image of one target, which becomes that of target 0. `reply` is answered when the last of the others

@@ -11,7 +11,8 @@ use crate::disk_spec::NoticeSink;
 use crate::error::{Error, Kind, Result};
 use std::sync::mpsc::Sender;
 use tidegate_core::layout::{
-    LayoutNotice, LayoutSpec, MemberState, Members, OrderRefusal, Refusal, SLOT, Target, Tree,
+    LayoutNotice, LayoutOrder, LayoutSpec, MemberState, Members, OrderRefusal, Refusal, SLOT,
+    Target, Tree,
 };
 use tidegate_core::request::{Data, DiskId};
 use tidegate_core::shard::Event;
@@ -51,6 +52,34 @@ pub(crate) struct Replace {
     pub(crate) is_away: bool,
     /// Told when the old image is closed.
     pub(crate) closed: Reply,
+}
+
+/// An order to a disk's layouts that is not answered yet.
+pub(crate) struct PendingOrder {
+    order: LayoutOrder,
+    /// For a new member.
+    image: Option<Box<OpenedImage>>,
+    reply: Reply,
+}
+
+impl PendingOrder {
+    pub(super) fn new(order: LayoutOrder, reply: Reply) -> PendingOrder {
+        PendingOrder {
+            order,
+            image: None,
+            reply,
+        }
+    }
+
+    pub(super) fn with_image(self, image: Box<OpenedImage>) -> PendingOrder {
+        let image = Some(image);
+        PendingOrder { image, ..self }
+    }
+
+    /// The image of a member that was never added.
+    pub(super) fn into_closed(self) -> Option<ClosedImage> {
+        self.image.map(|image| ClosedImage::of(*image))
+    }
 }
 
 impl Relay {
@@ -114,16 +143,72 @@ impl IoThread {
         }
     }
 
-    /// The result of an order to a disk's layouts.
+    /// Gives a disk's layouts an order, once those before it are answered.
+    pub(super) fn order(&mut self, disk: DiskId, order: PendingOrder) {
+        let place = self.disks[disk.0 as usize]
+            .as_mut()
+            .expect("the caller has found the disk");
+        place.orders.push_back(order);
+        if place.orders.len() == 1 {
+            self.next_order(disk);
+        }
+    }
+
+    /// Begins with the first of the orders that wait.
+    fn next_order(&mut self, disk: DiskId) {
+        while let Some(place) = self.disks[disk.0 as usize].as_mut()
+            && let Some(order) = place.orders.front_mut()
+        {
+            let event = Event::LayoutOrder {
+                disk,
+                order: order.order,
+            };
+            let Some(image) = order.image.take() else {
+                return self.cx.handle(event);
+            };
+            match place.add_image(disk, *image) {
+                Ok(()) => return self.cx.handle(event),
+                Err(error) => {
+                    let order = place.orders.pop_front().expect("it is the first");
+                    let _ = order.reply.send(Err(error));
+                }
+            }
+        }
+    }
+
+    /// The result of the first of a disk's orders.
     pub(super) fn layout_ordered(
         &mut self,
         disk: DiskId,
         outcome: std::result::Result<(), OrderRefusal>,
     ) {
         let place = self.disks[disk.0 as usize].as_mut();
-        if let Some(reply) = place.and_then(|place| place.ordered.pop_front()) {
-            let _ = reply.send(outcome.map_err(order_refused));
+        let Some(place) = place else { return };
+        let Some(order) = place.orders.pop_front() else {
+            return;
+        };
+        if order.order == LayoutOrder::AddMember {
+            self.member_added(disk, outcome.is_ok());
         }
+        let _ = order.reply.send(outcome.map_err(order_refused));
+        self.next_order(disk);
+    }
+
+    /// The layouts have one more member, or refuse it: its image is the last one.
+    fn member_added(&mut self, disk: DiskId, is_added: bool) {
+        let place = self.disks[disk.0 as usize]
+            .as_mut()
+            .expect("the caller has found the disk");
+        let under = place.added.take();
+        if is_added {
+            let target = place.images.last();
+            place.set_control(target, under);
+            self.controls_changed(disk, false);
+        } else if let Some(image) = place.images.remove_last() {
+            let (ignored, _) = std::sync::mpsc::channel();
+            self.send_close(disk, vec![image], Box::new(|| ()), ignored);
+        }
+        self.note_timed();
     }
 
     pub(super) fn layout_notice(&self, disk: DiskId, notice: LayoutNotice) {
@@ -282,6 +367,14 @@ impl IoThread {
 }
 
 impl AttachedDisk {
+    /// Gives the target after the last one an image.
+    fn add_image(&mut self, disk: DiskId, mut image: OpenedImage) -> Result<()> {
+        self.added = image.control.take();
+        let (ignored, _) = std::sync::mpsc::channel();
+        let target = Target(self.images.last().0 + 1);
+        self.images.replace(disk, target, image, ignored)
+    }
+
     /// The image of this target has another control, if it names one.
     fn set_control(&mut self, target: Target, under: Option<UnderControl>) {
         match (&mut self.control, under) {
@@ -325,6 +418,10 @@ fn order_refused(refusal: OrderRefusal) -> Error {
         OrderRefusal::NotOpen => (
             Kind::Busy,
             "the disk's members are being opened or labelled; try again",
+        ),
+        OrderRefusal::Fixed => (
+            Kind::Unsupported,
+            "the number of members cannot grow: only a plain mirror of fewer than four members can get another one",
         ),
     };
     Error::new(kind, why)

@@ -18,6 +18,8 @@ use tidegate_engine::datastore::{OpenedImage, dir, emulated, memory, nbd, null};
 use tidegate_engine::nbd::handshake::BlockSizes;
 use tidegate_engine::{Disk, DiskSpec, Engine, Kind, LayoutOptions, NoticeSink};
 
+mod growth;
+
 const SIZE: u64 = LEN as u64;
 const LEN: u32 = 6 << 20;
 const STRIPE: LayoutSpec = LayoutSpec::Stripe { chunk: 16 << 10 };

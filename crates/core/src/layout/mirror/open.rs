@@ -510,6 +510,17 @@ impl Mirror {
         Ok(())
     }
 
+    /// One more member, which is blank. States name it from the next one on.
+    pub(super) fn order_add_member(&mut self) -> Result<(), OrderRefusal> {
+        if !self.opening_is_done() || self.closing {
+            return Err(OrderRefusal::NotOpen);
+        }
+        let member = self.members;
+        self.members += 1;
+        self.readmission.barred |= 1 << member;
+        Ok(())
+    }
+
     fn may_rebuild(&self, member: u8) -> Result<(), OrderRefusal> {
         if !self.opening_is_done() || self.closing {
             return Err(OrderRefusal::NotOpen);
@@ -577,7 +588,8 @@ fn decode(
         return Ok(None);
     };
     match State::decode(&block[..]) {
-        Ok((state, place)) if state.disk == disk && place == member && state.members == members => {
+        // Fewer if the mirror has got more since: those were never in sync in that state.
+        Ok((state, place)) if state.disk == disk && place == member && state.members <= members => {
             Ok(Some(state))
         }
         Ok(_) => Err(Refusal::Foreign(target)),
