@@ -294,6 +294,12 @@ impl LayoutCx<'_> {
             .map_or(0, |load| load.in_flight)
     }
 
+    /// How many of them somebody waits for.
+    pub fn awaited(&self, target: Target) -> u32 {
+        let load = self.loads.get(usize::from(target.0));
+        load.map_or(0, |load| load.in_flight - load.background)
+    }
+
     /// A buffer of the arena of [`SLOT`] bytes. If there is none, [`Layout::arena_ready`] is called once there may be.
     pub fn claim(&mut self) -> Option<Data> {
         self.arena.claim(self.disk)

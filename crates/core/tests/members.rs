@@ -295,6 +295,38 @@ fn background_work_gets_a_tenth_while_guests_wait_and_everything_when_they_do_no
 }
 
 #[test]
+fn one_piece_is_copied_at_a_time_until_guests_have_been_idle_for_a_tenth_of_a_second() {
+    let mut world = World::plain(A, policy(1_000));
+    world.begin_move(&[A, B]);
+    assert_eq!(world.started(), [(0, 4)], "nobody has used it");
+    for _ in 0..4 {
+        world.finish_on(0);
+    }
+    world.submit(0, Op::Read, 0, 4096);
+    // The pieces that began before end.
+    for _ in 0..4 {
+        world.finish_on(1);
+    }
+    for _ in 0..10 {
+        assert_eq!(world.flying.len(), 2, "the guest's read and one copy");
+        world.finish_newest();
+    }
+    world.finish_on_any();
+    assert_eq!(world.answered().len(), 1);
+    world.pass_ms(99);
+    for _ in 0..10 {
+        assert_eq!(world.flying.len(), 1, "the guest may be back at once");
+        world.finish_newest();
+    }
+    world.pass_ms(100);
+    world.finish_on_any();
+    world.finish_on_any();
+    assert_eq!(world.flying.len(), 4);
+    world.end_move(B);
+    world.detach();
+}
+
+#[test]
 fn a_disk_with_background_work_alone_has_a_tenth_of_its_shares() {
     let mut world = World::plain(A, policy(1_000));
     world.usage(A);

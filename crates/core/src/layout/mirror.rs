@@ -114,6 +114,8 @@ pub struct Mirror {
     scrubbed: Option<ScrubReport>,
     /// Bytes a second that are copied at most; 0 for as many as possible.
     rate: u64,
+    /// When it last had an I/O of a guest, as far as copies know.
+    used_at: Option<Time>,
 }
 
 /// What a tag names.
@@ -180,6 +182,7 @@ impl Mirror {
             scrub: None,
             scrubbed: None,
             rate: 0,
+            used_at: None,
         }
     }
 

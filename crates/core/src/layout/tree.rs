@@ -22,6 +22,7 @@ use super::{
     ScrubReport, Target,
 };
 use crate::block::{BLOCK, Unreadable};
+use crate::filter::Io;
 use crate::request::{DiskId, Fault, Outcome};
 use crate::units::{Span, Time};
 use alloc::boxed::Box;
@@ -101,6 +102,8 @@ pub(crate) enum Below {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Load {
     pub(crate) in_flight: u32,
+    /// Those of them for which nobody waits.
+    pub(crate) background: u32,
     /// Which of the target's images it is about. What an earlier one still has does not count.
     image: u8,
     pub(crate) faults: u64,
@@ -288,23 +291,25 @@ impl Tree {
         (&mut *at.layout, cx)
     }
 
-    /// A target has been given an I/O. Returns which of its images has it.
-    pub(crate) fn begun(&mut self, target: Target, now: Time) -> u8 {
-        let load = &mut self.loads[usize::from(target.0)];
+    /// A target has been given this I/O.
+    pub(crate) fn begun(&mut self, io: &mut Io, now: Time) {
+        let load = &mut self.loads[usize::from(io.target.0)];
         if load.in_flight == 0 {
             load.moved = now;
         }
         load.in_flight += 1;
-        load.image
+        load.background += u32::from(io.is_background());
+        io.image = load.image;
     }
 
-    /// This image of a target has completed an I/O.
-    pub(crate) fn ended(&mut self, target: Target, image: u8, now: Time, outcome: Outcome) {
-        let load = &mut self.loads[usize::from(target.0)];
-        if load.image != image {
+    /// A target has completed this I/O.
+    pub(crate) fn ended(&mut self, io: &Io, now: Time, outcome: Outcome) {
+        let load = &mut self.loads[usize::from(io.target.0)];
+        if load.image != io.image {
             return;
         }
         load.in_flight -= 1;
+        load.background -= u32::from(io.is_background());
         load.moved = now;
         load.told = false;
         load.faults += u64::from(outcome.is_err());
@@ -635,7 +640,8 @@ impl Tree {
                 }
                 self.relabel = Some(member);
                 let load = &mut self.loads[usize::from(member.0)];
-                (load.image, load.in_flight) = (load.image.wrapping_add(1), 0);
+                load.image = load.image.wrapping_add(1);
+                (load.in_flight, load.background) = (0, 0);
                 load.told = false;
                 let mut cx = LayoutCx {
                     node: TREE,

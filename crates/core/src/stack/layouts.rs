@@ -156,7 +156,7 @@ impl Stack {
     /// An I/O that the scheduler had queued was given to its target.
     pub(crate) fn dispatched(&mut self, now: crate::units::Time, io: &mut Io) {
         if let Some(tree) = &mut self.inside.layout {
-            io.image = tree.begun(io.target, now);
+            tree.begun(io, now);
         }
     }
 }
@@ -313,7 +313,7 @@ impl StackCx<'_> {
                 (io.target, io.at, io.node) = (target, offset + tree.data_at(), node);
                 self.exit.offer_target(io, level_u8(inside.layers.len()));
                 if io.parked.is_none() {
-                    io.image = tree.begun(target, self.exit.now);
+                    tree.begun(io, self.exit.now);
                 }
             }
         }
@@ -336,7 +336,7 @@ impl StackCx<'_> {
             let now = self.exit.now;
             let io = self.ios.inside_mut(id);
             let tree = inside.layout.as_deref_mut().expect("the disk has layouts");
-            tree.ended(io.target, io.image, now, io.outcome);
+            tree.ended(io, now, io.outcome);
             // A layout gets the end of what it has sent itself.
             let own = matches!(io.origin, Origin::Layout { node, .. } if node == io.node);
             match io.outcome {
@@ -486,7 +486,7 @@ impl StackCx<'_> {
         let io = self.ios.inside_mut(id);
         io.target = target;
         if let Some(tree) = inside.layout.as_deref_mut() {
-            io.image = tree.begun(target, self.exit.now);
+            tree.begun(io, self.exit.now);
         }
         id
     }
@@ -513,15 +513,13 @@ impl StackCx<'_> {
 
     /// A block of a layout's own has ended. Returns the layout and its tag.
     fn end_block(&mut self, inside: &mut Inside, id: IoId, outcome: Outcome) -> Option<(u8, u64)> {
-        let io = self.ios.get(id)?;
-        let (Origin::Layout { node, tag, .. }, target, image) = (io.origin, io.target, io.image)
-        else {
+        let Origin::Layout { node, tag, .. } = self.ios.get(id)?.origin else {
             return None;
         };
-        self.ios.remove(id);
+        let io = self.ios.remove(id)?;
         inside.subs -= 1;
         if let Some(tree) = inside.layout.as_deref_mut() {
-            tree.ended(target, image, self.exit.now, outcome);
+            tree.ended(&io, self.exit.now, outcome);
         }
         Some((node, tag))
     }

@@ -223,6 +223,11 @@ impl World {
         self.finish(0);
     }
 
+    /// The newest I/O ends.
+    pub(crate) fn finish_newest(&mut self) {
+        self.finish(self.flying.len() - 1);
+    }
+
     pub(crate) fn scrub(&mut self) {
         self.handle(Event::LayoutOrder {
             disk: DISK,

@@ -18,8 +18,11 @@ use crate::request::{Data, Fault, Flags, Op, Outcome};
 use crate::units::{Span, Time};
 use alloc::vec::Vec;
 
-/// Pieces that are copied together while guests have no I/O under way; one while they have.
+/// Pieces that are copied together while guests are idle; one while they have I/O.
 const TOGETHER: usize = 4;
+/// Guests are idle after so long without I/O: several pieces together delay an I/O that comes after a shorter pause.
+/// Origin: chosen. In the simulator, rebuilds less than double the 99th percentile of guests with longer pauses.
+const IDLE_AFTER: Span = Span::from_millis(100);
 /// Tries without a lock.
 const TRIES: u32 = 2;
 /// With a rate: how long a piece waits that has no buffer. Origin: chosen; far below a second, far above an I/O.
@@ -168,7 +171,7 @@ impl Mirror {
     /// Begins as many pieces as possible, or ends.
     pub(super) fn advance_copies(&mut self, cx: &mut LayoutCx<'_>) {
         loop {
-            let busy = self.guests_wait(cx);
+            let busy = self.guests_are_busy(cx);
             let rate = self.rate;
             let Some(copier) = &mut self.copier else {
                 return;
@@ -220,14 +223,12 @@ impl Mirror {
         }
     }
 
-    /// Whether guests have I/O under way.
-    fn guests_wait(&self, cx: &LayoutCx<'_>) -> bool {
-        let own = self.copier.as_ref().map_or(0, |copier| {
-            let own = copier.slots.iter().map(|slot| slot.pending.count_ones());
-            own.sum()
-        });
-        let all: u32 = each(self.active()).map(|target| cx.load(target)).sum();
-        !self.ops.is_empty() || all > own
+    /// Whether guests have I/O under way, or had some lately.
+    fn guests_are_busy(&mut self, cx: &LayoutCx<'_>) -> bool {
+        if !self.ops.is_empty() || each(self.active()).any(|target| cx.awaited(target) > 0) {
+            self.used_at = Some(cx.now());
+        }
+        self.used_at.is_some_and(|at| cx.now() < at + IDLE_AFTER)
     }
 
     fn slot(&mut self, number: u32) -> Option<&mut Slot> {

@@ -82,6 +82,7 @@ enum Stage {
 impl Mirror {
     /// Takes a guest's I/O, or sends it to one member.
     pub(super) fn take(&mut self, cx: &mut LayoutCx<'_>, io: &LayoutIo) -> Map {
+        self.used_at = Some(cx.now());
         let reads = !io.op.modifies() && io.op != request::Op::Flush;
         if reads && self.lock.is_idle() {
             return Map::One {
