@@ -15,6 +15,7 @@
 extern crate alloc;
 
 pub mod block;
+pub mod curve;
 pub mod effect;
 pub mod filter;
 pub mod governor;

@@ -40,6 +40,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cache_policies;
 pub mod compare;
 pub mod control;
 pub mod crash;
