@@ -124,6 +124,9 @@ pub struct Descriptor {
     /// How its bytes lie on its members, such as `mirror`. None: a plain disk, which is one image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layout: Option<String>,
+    /// Counts the changes of its members. Of two descriptors of one disk, the one with the higher number counts.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub generation: u64,
     /// Its I/O control policy.
     #[serde(default)]
     pub policy: PolicyText,
@@ -430,6 +433,7 @@ impl Descriptor {
             moved_to: None,
             moved_from: None,
             layout: None,
+            generation: 0,
             policy: PolicyText::default(),
             members: Vec::new(),
         }
@@ -590,6 +594,10 @@ fn uneven(size: u64, block: u64) -> Result<(), OutOfRange> {
         format!("size {size} is not a whole number of blocks of {block} bytes"),
         format!("use {nearest}"),
     )
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 fn default_block_size() -> u32 {

@@ -164,6 +164,22 @@ pub enum Happening {
         /// Why.
         why: String,
     },
+    /// A disk was attached without a member that was given up. What only that member had is lost.
+    MemberGivenUp {
+        /// The disk.
+        disk: Name,
+        /// The member's number.
+        member: u8,
+    },
+    /// An open image of a member was removed or renamed, or its file system is not mounted any more.
+    MemberImageMissing {
+        /// The disk.
+        disk: Name,
+        /// The member's number.
+        member: u8,
+        /// What happened to the image.
+        why: String,
+    },
     /// A disk has lost all members that had its bytes.
     MembersLost {
         /// The disk.
@@ -233,6 +249,8 @@ impl Happening {
             Happening::MemberRebuilding { .. } => "member-rebuilding",
             Happening::MemberRebuilt { .. } => "member-rebuilt",
             Happening::MemberRebuildFailed { .. } => "member-rebuild-failed",
+            Happening::MemberGivenUp { .. } => "member-given-up",
+            Happening::MemberImageMissing { .. } => "member-image-missing",
             Happening::MembersLost { .. } => "members-lost",
             Happening::Scrubbed { .. } => "scrubbed",
             Happening::DiskMoved { .. } => "disk-moved",

@@ -19,6 +19,9 @@ pub struct Job {
     pub disk: Name,
     /// Its state.
     pub state: JobState,
+    /// Whether `cancel` ends its work now. Some work, such as a rebuild, goes on without the job.
+    #[serde(default)]
+    pub cancellable: bool,
     /// Bytes processed, including holes.
     pub done_bytes: u64,
     /// Bytes to process in total.

@@ -46,8 +46,8 @@ pub struct Status {
     pub attached: u64,
     /// Number of connected vhost-user guests and NBD clients.
     pub clients: u64,
-    /// Current problems of disks (wanted but not attached, damaged image), datastores (full, unreachable) and certificates
-    /// (expired, or soon to expire).
+    /// Current problems of disks (wanted but not attached, degraded, damaged image), datastores (full, unreachable) and
+    /// certificates (expired, or soon to expire).
     #[serde(default)]
     pub problems: Vec<Problem>,
 }

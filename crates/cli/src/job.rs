@@ -79,6 +79,9 @@ pub(crate) struct Watch {
 }
 
 /// Stop a job and remove what it has written
+///
+/// A rebuild cannot be cancelled: the old member's data is deleted when it begins. The error names the command that removes
+/// the new member.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  tidegate job cancel 3")]
 pub(crate) struct Cancel {
@@ -149,8 +152,12 @@ impl Progress {
             return Progress::Nowhere;
         }
         let id = job.id;
+        let cancel = match job.cancellable {
+            true => format!(", job cancel {id}"),
+            false => String::new(),
+        };
         console.say(&format!(
-            "{} (it continues after an interruption: tidegate job watch {id}, job cancel {id})",
+            "{} (it continues after an interruption: tidegate job watch {id}{cancel})",
             job.what
         ));
         if !std::io::stderr().is_terminal() {
@@ -195,6 +202,7 @@ impl Progress {
 
 fn percent(job: &Answer) -> String {
     match job.total_bytes {
+        _ if job.state == JobState::Done => figures::percent(1.0),
         0 => figures::dash(),
         total => figures::percent(figures::to_f64(job.done_bytes) / figures::to_f64(total)),
     }
@@ -286,6 +294,7 @@ mod tests {
             state,
             done_bytes: done,
             total_bytes: 4 << 30,
+            cancellable: !state.is_over(),
             copied_bytes: done / 2,
             elapsed_s: 10.0,
             problem: None,
@@ -308,6 +317,8 @@ mod tests {
         assert_eq!(standing(&running), "0B of 4GiB");
         running.total_bytes = 0;
         assert_eq!(percent(&running), "-");
+        running.state = JobState::Done;
+        assert_eq!(percent(&running), "100%");
     }
 
     #[test]

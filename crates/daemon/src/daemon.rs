@@ -73,6 +73,7 @@ impl Daemon {
                 problems.push(problem);
             }
         }
+        problems.extend(self.services.disk_service.degraded());
         let now = expiry::now();
         problems.extend(self.services.certificates.problems(now));
         Ok(Status {

@@ -187,8 +187,13 @@ pub(crate) fn open(at: impl Into<Location>, options: &mut OpenOptions) -> io::Re
 pub(crate) fn replace(at: impl Into<Location>, bytes: &[u8]) -> io::Result<()> {
     let (folder, name) = at.into().folder()?;
     let fresh = beside(&name);
-    write_durably(&folder, &fresh, bytes)?;
-    folder.rename(&fresh, &name)?;
+    let replaced =
+        write_durably(&folder, &fresh, bytes).and_then(|()| folder.rename(&fresh, &name));
+    if let Err(error) = replaced {
+        // What was written of it would take space on a full file system.
+        let _ = folder.remove_file(&fresh);
+        return Err(error);
+    }
     folder.sync()
 }
 

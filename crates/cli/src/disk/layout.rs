@@ -65,7 +65,7 @@ fn line(member: &Member) -> String {
     let number = member.member;
     let place = place(member).map_or_else(String::new, |place| format!(" {place}"));
     let rebuilt = rebuilt(member).map_or_else(String::new, |rebuilt| format!(", {rebuilt}"));
-    let state = state(member.state);
+    let state = state_of(member);
     format!(
         "member {number} on {}{place}: {state}{rebuilt}",
         member.datastore
@@ -118,8 +118,16 @@ pub(super) fn scrub(scrub: &Scrub) -> String {
     parts.join(", ")
 }
 
+/// A member's state in words, with a mark if something is wrong although it is used.
+pub(super) fn state_of(member: &Member) -> String {
+    match (&member.problem, member.state) {
+        (Some(_), MemberState::InSync) => "in sync, image missing".to_owned(),
+        (_, other) => state(other).to_owned(),
+    }
+}
+
 /// A member's state in words.
-pub(super) fn state(state: MemberState) -> &'static str {
+fn state(state: MemberState) -> &'static str {
     match state {
         MemberState::InSync => "in sync",
         other => other.as_str(),

@@ -186,7 +186,7 @@ impl Shown for MemberList {
             let mut row = vec![
                 member.member.to_string(),
                 member.datastore.to_string(),
-                layout::state(member.state).to_owned(),
+                layout::state_of(member),
                 figures::bytes(member.size_bytes),
                 figures::bytes_or_dash(member.allocated_bytes),
                 layout::rebuilt(member).unwrap_or_else(figures::dash),

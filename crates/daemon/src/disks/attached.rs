@@ -77,8 +77,8 @@ pub(crate) struct Standing {
     pub(crate) admission: Option<Admission>,
     /// The images that it has open, if they are files or devices: one for each member that is there.
     pub(crate) images: Vec<OpenImage>,
-    /// The fault at the path of one of its images, if there is one.
-    pub(crate) astray: Option<Astray>,
+    /// The faults at the paths of its images, by member.
+    pub(crate) astray: Vec<(usize, Astray)>,
     /// Marks its datastore as in use until the disk is detached.
     pub(crate) in_use: Option<InUse>,
     /// What its open members use until then.
@@ -104,6 +104,36 @@ pub(crate) enum Astray {
     Replaced,
     /// The datastore's file system is not mounted there.
     Unmounted,
+}
+
+impl Astray {
+    /// What happened to the image.
+    pub(crate) fn why(self) -> &'static str {
+        match self {
+            Astray::Gone => {
+                "its image was removed or renamed: writes go to the unlinked file and are lost when the disk is detached"
+            }
+            Astray::Replaced => {
+                "another file has replaced its image: writes go to the old file and are lost when the disk is detached"
+            }
+            Astray::Unmounted => {
+                "its datastore is not mounted any more: the disk still uses the open image"
+            }
+        }
+    }
+
+    /// What to do, if no other member has the bytes.
+    fn remedy(self) -> &'static str {
+        match self {
+            Astray::Gone => {
+                "if it was renamed, rename it back; otherwise copy the disk over NBD (nbdcopy) before you detach it"
+            }
+            Astray::Replaced => {
+                "if the old file was renamed, rename it back; otherwise copy the disk over NBD (nbdcopy) before you detach it"
+            }
+            Astray::Unmounted => "mount it again; if another file is there then, that is reported",
+        }
+    }
 }
 
 /// The clients that are connected to a disk.
@@ -211,6 +241,7 @@ impl Attached {
     ) -> Outcome<host::OldMember> {
         let old = self.disk.set_member(member, opened)?;
         let ended = self.standing(|standing| {
+            standing.astray.retain(|(nth, _)| *nth != member);
             standing.images.retain(|image| image.member != member);
             standing.images.extend(image);
             let others = std::mem::take(&mut standing.uses);
@@ -230,38 +261,44 @@ impl Attached {
         self.disk.is_read_only()
     }
 
-    /// Records a fault at its image's path, or that there is none. Returns whether that changed.
-    pub(crate) fn goes_astray(&self, astray: Option<Astray>) -> bool {
+    /// Records the faults at its images' paths. Returns those that were there before.
+    pub(crate) fn goes_astray(&self, astray: Vec<(usize, Astray)>) -> Vec<(usize, Astray)> {
         let before = self.standing(|standing| std::mem::replace(&mut standing.astray, astray));
-        before.is_some_and(|before| before != astray)
+        before.unwrap_or_default()
+    }
+
+    /// The problem at the path of a member's image, with a remedy.
+    pub(crate) fn misplaced_member(&self, member: usize) -> Option<Problem> {
+        let astray = self.standing(|standing| standing.astray.clone())?;
+        let (_, astray) = astray.into_iter().find(|(nth, _)| *nth == member)?;
+        let name = &self.name;
+        let problem = Problem::new(
+            ProblemCode::Datastore,
+            format!("the image of member {member} of disk {name} is missing"),
+        )
+        .because(astray.why());
+        let is_redundant = self.layout().is_some_and(|it| it.layout.is_redundant());
+        Some(problem.remedy(match (astray, is_redundant) {
+            (Astray::Unmounted, _) | (_, false) => astray.remedy().to_owned(),
+            (Astray::Gone | Astray::Replaced, true) => format!(
+                "if it was renamed, rename it back; otherwise replace the member: tidegate disk member replace {name} {member} \
+                 --on DATASTORE"
+            ),
+        }))
     }
 
     /// The problem at its image's path, with a remedy.
     pub(crate) fn misplaced(&self) -> Option<Problem> {
-        let astray = self.standing(|standing| standing.astray).flatten()?;
+        let (member, astray) = self.standing(|standing| standing.astray.first().copied())??;
+        if self.descriptor()?.has_layout() {
+            return self.misplaced_member(member);
+        }
         let name = &self.name;
-        let (why, remedy) = match astray {
-            Astray::Gone => (
-                "its image was removed or renamed: writes go to the unlinked file and are lost when the disk is \
-                 detached",
-                "if it was renamed, rename it back; otherwise copy the disk over NBD (nbdcopy) before you detach it",
-            ),
-            Astray::Replaced => (
-                "another file has replaced its image: writes go to the old file and are lost when the disk is \
-                 detached",
-                "if the old file was renamed, rename it back; otherwise copy the disk over NBD (nbdcopy) before you \
-                 detach it",
-            ),
-            Astray::Unmounted => (
-                "its datastore is not mounted any more: the disk still uses the open image",
-                "mount it again; if another file is there then, that is reported",
-            ),
-        };
         let what = format!("the image of disk {name} is missing");
         Some(
             Problem::new(ProblemCode::Datastore, what)
-                .because(why)
-                .remedy(remedy),
+                .because(astray.why())
+                .remedy(astray.remedy()),
         )
     }
 

@@ -93,6 +93,11 @@ impl Progress {
         self.copied.store(done, Relaxed);
     }
 
+    /// Everything is done.
+    pub(crate) fn is_complete(&self) {
+        self.done.store(self.total.load(Relaxed), Relaxed);
+    }
+
     /// Adds bytes that needed no copy because they were a hole.
     pub(crate) fn skipped(&self, bytes: u64) {
         self.done.fetch_add(bytes, Relaxed);

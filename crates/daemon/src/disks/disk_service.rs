@@ -40,6 +40,7 @@ mod change;
 mod claims;
 mod datastore_paths;
 mod datastores;
+mod degraded;
 mod displaced;
 mod groups;
 mod images;
@@ -48,11 +49,13 @@ mod leases;
 mod member_return;
 mod members;
 mod orders;
+mod outdated;
 mod path_allowlist;
 mod policy;
 mod queue;
 mod relocate;
 mod remote_changes;
+mod replace_home;
 mod timed_scan;
 mod transfer;
 
@@ -221,7 +224,13 @@ impl DiskService {
             match found {
                 // It is listed where it was moved to.
                 Ok((_, found)) if found.descriptor.moved_to.is_some() => None,
-                Ok((allocated, found)) => Some(self.describe_weighed(&found, allocated, wanted)),
+                Ok((allocated, found)) => {
+                    let outdated = self.outdated(&found);
+                    Some(
+                        outdated
+                            .unwrap_or_else(|| self.describe_weighed(&found, allocated, wanted)),
+                    )
+                }
                 Err(problem) => {
                     let live = attached.iter().find(|live| *live.name() == name);
                     let held = live.and_then(|live| self.held(live, &problem));
@@ -430,15 +439,18 @@ impl DiskService {
                 None => {
                     let found = self.search(name);
                     let found = found.or_else(|problem| self.find_copy(name, problem))?;
-                    return self.after_move(found);
+                    return self.after_move(found).map(|found| self.newest(found));
                 }
             },
         };
         let found = match self.live.get(name) {
-            None => found.or_else(|problem| self.find_copy(name, problem)),
-            Some(_) => found,
+            None => {
+                let found = found.or_else(|problem| self.find_copy(name, problem));
+                let found = found.and_then(|found| self.after_move(found));
+                found.map(|found| self.newest(found))
+            }
+            Some(_) => found.and_then(|found| self.after_move(found)),
         };
-        let found = found.and_then(|found| self.after_move(found));
         found.map_err(|problem| match problem.code {
             ProblemCode::NotFound if self.live.get(name).is_some() => {
                 problem.remedy(format!("put it back; {}", self.save_first(name)))
@@ -517,8 +529,8 @@ fn must_be_home(found: &Found) -> Outcome<()> {
             "its descriptor on datastore {home} cannot be used"
         ))
         .remedy(format!(
-            "mount or repair datastore {home} first (see `tidegate datastore list`); if `tidegate disk list` shows the disk twice, \
-             move the old directory away"
+            "mount or repair datastore {home} first (see `tidegate datastore list`); if it is lost for good, attach the disk and \
+             replace its first member: tidegate disk member replace {name} 0 --on DATASTORE"
         ))),
     }
 }

@@ -6,6 +6,7 @@
 //! - A running job is listed in the state file. A job that a daemon finds there at its start was interrupted when the
 //!   previous daemon ended.
 //! - An interruption is logged once. The job's draft stays listed until it is removed.
+//! - A job whose work goes on without it, such as a rebuild, is not cancelled: the error says how to end the work.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -74,6 +75,8 @@ struct Entry {
     what: String,
     disk: Name,
     draft: Option<PathBuf>,
+    /// How to end its work, if that goes on without it.
+    instead: Option<String>,
     progress: Arc<Progress>,
     began: Instant,
     end: Option<End>,
@@ -161,8 +164,32 @@ impl Jobs {
     where
         W: FnOnce(&Progress) -> Outcome<()> + Send + 'static,
     {
-        let progress = Arc::new(Progress::default());
-        let entry = Entry::new(what, disk, draft, Arc::clone(&progress));
+        self.run(Entry::new(what, disk, draft, Arc::default()), work)
+    }
+
+    /// Like `start`, for following work that goes on without the job. `instead` says how to end that.
+    pub(crate) fn start_lasting<W>(
+        self: &Arc<Self>,
+        what: String,
+        disk: Name,
+        instead: String,
+        work: W,
+    ) -> Job
+    where
+        W: FnOnce(&Progress) -> Outcome<()> + Send + 'static,
+    {
+        let entry = Entry {
+            instead: Some(instead),
+            ..Entry::new(what, disk, None, Arc::default())
+        };
+        self.run(entry, work)
+    }
+
+    fn run<W>(self: &Arc<Self>, entry: Entry, work: W) -> Job
+    where
+        W: FnOnce(&Progress) -> Outcome<()> + Send + 'static,
+    {
+        let progress = Arc::clone(&entry.progress);
         let (id, job) = self.enter(entry);
         let jobs = Arc::clone(self);
         tokio::task::spawn_blocking(move || {
@@ -192,7 +219,8 @@ impl Jobs {
     pub(crate) fn at_work_on(&self, disk: &Name) -> Option<u64> {
         let table = self.table();
         let mut jobs = table.jobs.iter();
-        let found = jobs.find(|(_, entry)| entry.end.is_none() && entry.disk == *disk);
+        let is_at_work = |entry: &Entry| entry.end.is_none() && entry.instead.is_none();
+        let found = jobs.find(|(_, entry)| is_at_work(entry) && entry.disk == *disk);
         found.map(|(id, _)| *id)
     }
 
@@ -200,7 +228,10 @@ impl Jobs {
     pub(crate) fn cancel(&self, id: u64) -> Outcome<Job> {
         let table = self.table();
         let entry = table.jobs.get(&id).ok_or_else(|| unknown(id))?;
-        entry.progress.cancel();
+        match &entry.instead {
+            Some(instead) if entry.end.is_none() => return Err(lasting(id, &entry.what, instead)),
+            _ => entry.progress.cancel(),
+        }
         table.describe(id).ok_or_else(|| unknown(id))
     }
 
@@ -231,7 +262,10 @@ impl Jobs {
         };
         let cancelled = entry.progress.cancelled.load(Relaxed);
         let (state, problem) = match outcome {
-            Ok(()) => (JobState::Done, None),
+            Ok(()) => {
+                entry.progress.is_complete();
+                (JobState::Done, None)
+            }
             Err(_) if cancelled => (JobState::Cancelled, None),
             Err(problem) => (JobState::Failed, Some(problem)),
         };
@@ -257,6 +291,7 @@ impl Entry {
             what,
             disk,
             draft,
+            instead: None,
             progress,
             began: Instant::now(),
             end: None,
@@ -307,6 +342,7 @@ impl Table {
             what: entry.what.clone(),
             disk: entry.disk.clone(),
             state,
+            cancellable: entry.instead.is_none() && !state.is_over(),
             done_bytes: entry.progress.done.load(Relaxed),
             total_bytes: entry.progress.total.load(Relaxed),
             copied_bytes: entry.progress.copied.load(Relaxed),
@@ -348,6 +384,15 @@ fn interrupted(what: &str) -> Problem {
     Problem::new(ProblemCode::Stopping, format!("cannot {what}"))
         .because("the daemon ended while it ran")
         .remedy("start it again; if it wrote to a block device, that is incomplete")
+}
+
+fn lasting(id: u64, what: &str, instead: &str) -> Problem {
+    Problem::new(
+        ProblemCode::Unsupported,
+        format!("job {id} cannot be cancelled: {what}"),
+    )
+    .because("it goes on until the new member has all data, or is removed")
+    .remedy(instead)
 }
 
 fn unknown(id: u64) -> Problem {
@@ -454,6 +499,41 @@ mod tests {
         assert_eq!(jobs.job(running).unwrap().state, JobState::Running);
         assert_eq!(jobs.list().len(), KEPT + 2);
         assert!(jobs.job(running + 1).is_err());
+    }
+
+    #[test]
+    fn work_that_goes_on_without_its_job_is_not_cancelled_but_ends_with_the_daemon() {
+        let jobs = Jobs::default();
+        let rebuild = Entry {
+            instead: Some("remove the new member".to_owned()),
+            ..entry("rebuild member 1")
+        };
+        let progress = Arc::clone(&rebuild.progress);
+        let (id, job) = jobs.enter(rebuild);
+        assert!(!job.cancellable);
+        let refused = jobs.cancel(id).unwrap_err();
+        assert_eq!(refused.code, ProblemCode::Unsupported);
+        assert_eq!(refused.remedy.as_deref(), Some("remove the new member"));
+        assert!(progress.check().is_ok());
+        assert_eq!(jobs.at_work_on(&name()), None);
+        jobs.cancel_all();
+        assert!(progress.check().is_err());
+    }
+
+    #[test]
+    fn a_job_that_is_done_has_done_everything_and_a_failed_one_what_it_has() {
+        let jobs = Jobs::default();
+        let done_bytes = |outcome| {
+            let (id, _) = jobs.enter(entry("copy"));
+            let progress = Arc::clone(&jobs.table().jobs[&id].progress);
+            progress.expect(10);
+            progress.copied(3);
+            jobs.ended(id, outcome);
+            jobs.job(id).unwrap().done_bytes
+        };
+        assert_eq!(done_bytes(Ok(())), 10);
+        let failed = Problem::new(ProblemCode::Full, "cannot copy");
+        assert_eq!(done_bytes(Err(failed)), 3);
     }
 
     #[test]

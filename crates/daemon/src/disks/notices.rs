@@ -1,4 +1,4 @@
-//! Notices of layouts, on their way from I/O threads to the monitor.
+//! Notices of layouts, and what the daemon itself sees of disks' members, on their way to the monitor.
 //!
 //! # Always true
 //! - An I/O thread never waits here.
@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tidegate_api::events::Happening;
 use tidegate_api::name::Name;
 use tidegate_core::layout::LayoutNotice;
 use tidegate_engine::NoticeSink;
@@ -31,6 +32,8 @@ pub(crate) enum Notice {
     Layout(LayoutNotice),
     /// It was moved between these datastores.
     Moved { from: Name, to: Name },
+    /// This happened to one of its members, on this datastore.
+    Member { on: Name, happening: Happening },
 }
 
 impl Notices {
@@ -44,6 +47,12 @@ impl Notices {
     pub(crate) fn add_move(&self, disk: &Name, from: &Name, to: &Name) {
         let (from, to) = (from.clone(), to.clone());
         self.push(disk, Notice::Moved { from, to });
+    }
+
+    /// Says what happened to a member of a disk on this datastore.
+    pub(crate) fn add_member(&self, disk: &Name, on: &Name, happening: Happening) {
+        let on = on.clone();
+        self.push(disk, Notice::Member { on, happening });
     }
 
     fn push(&self, disk: &Name, notice: Notice) {

@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use tokio::sync::Notify;
 
 use crate::disks::attached::Attached;
 use crate::disks::disk_service::DiskService;
+use crate::store::Identity;
 
 /// How often descriptors are polled if the kernel cannot report changes: a change takes effect in well under a second.
 const EVERY: Duration = Duration::from_millis(400);
@@ -122,19 +123,26 @@ enum Heard {
     ByLooking,
 }
 
-/// Registers a disk's directory for change notifications of the kernel, if it supports that.
+/// Registers a disk's directory, and those of its members' images, for change notifications of the kernel, if it supports that.
 fn listen(ear: Option<&OwnedFd>, live: &Attached) -> Heard {
     let Some((descriptor, _)) = live.followed() else {
         return Heard::ByTheKernel;
     };
-    let heard = ear.zip(descriptor.parent()).is_some_and(|(ear, folder)| {
-        let changes = WatchFlags::MOVED_TO | WatchFlags::CLOSE_WRITE;
-        // For its image, and for the directory itself.
-        let goes = WatchFlags::MOVED_FROM | WatchFlags::DELETE | WatchFlags::MOVE_SELF;
-        let changes = changes | goes | WatchFlags::DELETE_SELF;
-        is_local(folder) && inotify::add_watch(ear, folder, changes).is_ok()
-    });
-    if heard {
+    let images = live.images().into_iter();
+    // The place of a device does not change.
+    let images = images.filter(|image| !matches!(image.identity, Identity::Device(_)));
+    let paths = images.map(|image| image.path).chain([descriptor]);
+    let folders: BTreeSet<_> = paths
+        .filter_map(|path| Some(path.parent()?.to_owned()))
+        .collect();
+    let changes = WatchFlags::MOVED_TO | WatchFlags::CLOSE_WRITE;
+    // For an image, and for the directory itself.
+    let goes = WatchFlags::MOVED_FROM | WatchFlags::DELETE | WatchFlags::MOVE_SELF;
+    let changes = changes | goes | WatchFlags::DELETE_SELF;
+    let hears = |folder: &PathBuf| {
+        ear.is_some_and(|ear| is_local(folder) && inotify::add_watch(ear, folder, changes).is_ok())
+    };
+    if folders.iter().all(hears) {
         Heard::ByTheKernel
     } else {
         Heard::ByLooking

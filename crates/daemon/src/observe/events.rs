@@ -263,6 +263,8 @@ fn sentence(datastore: &Name, happening: &Happening) -> String {
         | Happening::MemberRebuilding { .. }
         | Happening::MemberRebuilt { .. }
         | Happening::MemberRebuildFailed { .. }
+        | Happening::MemberGivenUp { .. }
+        | Happening::MemberImageMissing { .. }
         | Happening::MembersLost { .. }
         | Happening::Scrubbed { .. }
         | Happening::DiskMoved { .. } => of_layout(datastore, happening),
@@ -292,6 +294,13 @@ fn of_layout(datastore: &Name, happening: &Happening) -> String {
         }
         Happening::MemberRebuildFailed { disk, member, why } => format!(
             "member {member} of disk {disk} on datastore {datastore} could not be rebuilt: {why}; it is tried again"
+        ),
+        Happening::MemberGivenUp { disk, member } => format!(
+            "disk {disk} was attached without member {member} on datastore {datastore}, which was given up: what only that \
+             member had is lost"
+        ),
+        Happening::MemberImageMissing { disk, member, why } => format!(
+            "the image of member {member} of disk {disk} on datastore {datastore} is missing: {why}"
         ),
         Happening::MembersLost { disk } => format!(
             "disk {disk} has lost all members that have its bytes: its I/O fails; repair their datastores, then detach \
@@ -329,6 +338,8 @@ fn log(event: &Event) {
         | Happening::MemberRebuilding { disk, .. }
         | Happening::MemberRebuilt { disk, .. }
         | Happening::MemberRebuildFailed { disk, .. }
+        | Happening::MemberGivenUp { disk, .. }
+        | Happening::MemberImageMissing { disk, .. }
         | Happening::MembersLost { disk }
         | Happening::Scrubbed { disk, .. }
         | Happening::DiskMoved { disk, .. } => (Some(disk), None),
@@ -365,6 +376,8 @@ fn wants_a_look(happening: &Happening) -> bool {
             | Happening::Missed { .. }
             | Happening::MemberDropped { .. }
             | Happening::MemberRebuildFailed { .. }
+            | Happening::MemberGivenUp { .. }
+            | Happening::MemberImageMissing { .. }
             | Happening::MembersLost { .. }
     ) || matches!(
         happening,

@@ -203,6 +203,10 @@ pub(crate) async fn listen_to_layouts(monitor: Arc<Monitor>) {
                     monitor.journal().add(Some(&to), at_ms, moved);
                     continue;
                 }
+                Notice::Member { on, happening } => {
+                    monitor.journal().add(Some(&on), at_ms, happening);
+                    continue;
+                }
             };
             if let LayoutNotice::Rebuilt { member } = notice {
                 disk_service.member_is_back(&disk, member.0.into());

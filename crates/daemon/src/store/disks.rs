@@ -223,10 +223,16 @@ impl Store {
                 Err(problem) => unreadable.push(problem),
             }
         }
-        match found.as_slice() {
+        let counts = |here: &&(Name, DatastoreSettings)| {
+            let mut others = found.iter().filter(|other| other.0 != here.0);
+            !others.any(|other| self.is_void(name, here, &other.0))
+        };
+        let counting: Vec<_> = match found.as_slice() {
+            [_] => found,
+            _ => found.iter().filter(counts).cloned().collect(),
+        };
+        match counting.as_slice() {
             [place] => Ok(place.clone()),
-            [one, other] if self.is_void(name, one, &other.0) => Ok(other.clone()),
-            [one, other] if self.is_void(name, other, &one.0) => Ok(one.clone()),
             [] => {
                 let mut problem =
                     Problem::new(ProblemCode::NotFound, format!("there is no disk {name}"));
@@ -251,8 +257,8 @@ impl Store {
         }
     }
 
-    /// Whether a disk's descriptor does not count, because the disk was moved to the other datastore or the move from
-    /// there did not end.
+    /// Whether a disk's descriptor does not count, because the disk was moved to the other datastore, the move from there
+    /// did not end, or its members were replaced while this datastore was away.
     fn is_void(&self, name: &Name, (on, of): &(Name, DatastoreSettings), other: &Name) -> bool {
         let Ok(here) = self.read_disk(on, of, name) else {
             return false;
@@ -261,6 +267,13 @@ impl Store {
             let settings = self.datastore(other)?;
             self.read_disk(other, &settings, name)
         };
+        let is_outdated = |there: Found| {
+            there.descriptor.uuid == here.descriptor.uuid
+                && there.descriptor.generation > here.descriptor.generation
+        };
+        if here.descriptor.has_layout() && there().is_ok_and(is_outdated) {
+            return true;
+        }
         match (here.descriptor.moved_to, here.descriptor.moved_from) {
             (Some(to), _) => to == *other,
             (None, Some(from)) if from == *other => {

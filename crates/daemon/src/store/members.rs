@@ -18,6 +18,7 @@ use std::collections::BTreeSet;
 use std::io;
 
 use tidegate_api::datastore::DatastoreSettings;
+use tidegate_api::descriptor::Descriptor;
 use tidegate_api::disk::Allocation;
 use tidegate_api::name::Name;
 
@@ -179,6 +180,48 @@ impl Store {
         settings: &DatastoreSettings,
         name: &Name,
     ) -> Outcome<Option<Found>> {
+        let folder = self.disks_folder(datastore, settings).join(name.as_str());
+        let Some(descriptor) = self.read_copied(datastore, settings, name)? else {
+            return Ok(None);
+        };
+        let home = descriptor.members.first().map(|first| &first.datastore);
+        let Some(home) = home.filter(|home| *home != datastore).cloned() else {
+            return Ok(None);
+        };
+        Ok(Some(Found {
+            name: name.clone(),
+            settings: self.datastore(&home)?,
+            datastore: home,
+            folder,
+            descriptor,
+            is_copy: true,
+        }))
+    }
+
+    /// What this datastore has of a disk that has a copy of its descriptor here.
+    pub(crate) fn copied(
+        &self,
+        datastore: &Name,
+        settings: &DatastoreSettings,
+        name: &Name,
+    ) -> Option<Found> {
+        let copied = self.read_copied(datastore, settings, name);
+        Some(Found {
+            name: name.clone(),
+            settings: settings.clone(),
+            datastore: datastore.clone(),
+            folder: self.disks_folder(datastore, settings).join(name.as_str()),
+            descriptor: copied.ok().flatten()?,
+            is_copy: true,
+        })
+    }
+
+    fn read_copied(
+        &self,
+        datastore: &Name,
+        settings: &DatastoreSettings,
+        name: &Name,
+    ) -> Outcome<Option<Descriptor>> {
         self.must_be_mounted(datastore, settings)?;
         let folder = self.disks_folder(datastore, settings).join(name.as_str());
         let copy = folder.join(MEMBER);
@@ -194,18 +237,7 @@ impl Store {
         }
         let descriptor = read_descriptor(&copy)
             .map_err(|problem| problem.within(format!("cannot use disk {name}")))?;
-        let home = descriptor.members.first().map(|first| &first.datastore);
-        let Some(home) = home.filter(|home| *home != datastore).cloned() else {
-            return Ok(None);
-        };
-        Ok(Some(Found {
-            name: name.clone(),
-            settings: self.datastore(&home)?,
-            datastore: home,
-            folder,
-            descriptor,
-            is_copy: true,
-        }))
+        Ok(Some(descriptor))
     }
 
     /// Reads a disk again, from where it was read.

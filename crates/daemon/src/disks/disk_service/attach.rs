@@ -7,6 +7,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use tidegate_api::disk as api;
+use tidegate_api::events::Happening;
 use tidegate_api::iocontrol::{Admission, Promise};
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
@@ -255,7 +256,7 @@ impl DiskService {
             stamp: None,
             admission,
             images,
-            astray: None,
+            astray: Vec::new(),
             in_use: Some(in_use),
             uses: members.uses,
         });
@@ -274,9 +275,26 @@ impl DiskService {
         }
         self.live.insert(Arc::clone(&live));
         self.notices.note_degraded();
+        self.tell_given_up(&whole, order);
         self.write_copies(&whole);
         tracing::info!(disk = %found.name, datastore = %found.datastore, io = live.io(), "attached");
         Ok(whole)
+    }
+
+    /// An event for each member without which the disk was attached by command.
+    fn tell_given_up(&self, disk: &Found, order: &api::DiskAttach) {
+        for member in &order.without {
+            let places = &disk.descriptor.members;
+            let on = places
+                .get(usize::from(*member))
+                .map(|place| &place.datastore);
+            let given_up = Happening::MemberGivenUp {
+                disk: disk.name.clone(),
+                member: *member,
+            };
+            self.notices
+                .add_member(&disk.name, on.unwrap_or(&disk.datastore), given_up);
+        }
     }
 
     /// Opens a disk's images, exclusively or shared with other readers, as its descriptor says once the lock is granted.

@@ -50,6 +50,7 @@ impl DiskService {
         let descriptor = describe_new(order, &settings, &what)?;
         if let Some(device) = &order.device {
             self.must_be_no_disks_device(device)
+                .and_then(|()| must_be_free(device))
                 .map_err(|problem| problem.within(&what))?;
         }
         let traced = plan::filters::traced(&descriptor);
@@ -239,6 +240,7 @@ impl DiskService {
         } else {
             self.delete_plain(&found, &what)?;
         }
+        self.delete_outdated(&found);
         self.forget_agreed(&found)?;
         // A wanted disk that could not be attached is no longer wanted.
         self.remember(|disks| {
@@ -489,6 +491,29 @@ pub(super) fn must_be_a_device(device: &Path, what: &str) -> Outcome<()> {
         );
     }
     Ok(())
+}
+
+/// Fails if a device is mounted, or in use by the kernel in another way: a disk on it could not be attached, nor deleted.
+pub(super) fn must_be_free(device: &Path) -> Outcome<()> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let exclusive = rustix::fs::OFlags::EXCL.bits().cast_signed();
+    let mut options = std::fs::File::options();
+    match options.read(true).custom_flags(exclusive).open(device) {
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+            let shown = device.display();
+            Err(
+                Problem::new(ProblemCode::Busy, format!("{shown} cannot be used"))
+                    .because(
+                        "it is mounted, or used for swap, by LVM, by an array or by another program",
+                    )
+                    .remedy(format!(
+                        "end that use (see `lsblk {shown}`), or give another device"
+                    )),
+            )
+        }
+        // What else is wrong with it is reported when it is opened.
+        _ => Ok(()),
+    }
 }
 
 /// Applies a command's changes to a descriptor, whose values stay in range.

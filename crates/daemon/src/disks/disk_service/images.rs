@@ -2,13 +2,15 @@
 //!
 //! # Always true
 //! - An image is identified by its device and inode, or by its device number if it is a device, and not by its path.
-//! - If an attached disk's image is no longer at its path, this is logged once, and again when it is back.
+//! - If an attached disk's image is no longer at its path, this is logged once, and again when it is back. If it is a
+//!   member's, there is an event.
 
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use tidegate_api::datastore::DatastoreSettings;
+use tidegate_api::events::Happening;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 
@@ -138,15 +140,16 @@ impl DiskService {
 
     /// Checks whether an attached disk's image is still at its path, and logs a change.
     pub(super) fn look_after_image(&self, live: &Arc<Attached>) {
-        let mut astray = None;
+        let mut astray = Vec::new();
         for image in live.images() {
             match self.astray(&image) {
-                Ok(fault) => astray = astray.or(fault),
+                Ok(fault) => astray.extend(fault.map(|fault| (image.member, fault))),
                 // A server that does not respond gives no answer.
                 Err(_) => return,
             }
         }
-        if !live.goes_astray(astray) {
+        let before = live.goes_astray(astray.clone());
+        if before == astray {
             return;
         }
         match live.misplaced() {
@@ -154,6 +157,21 @@ impl DiskService {
                 tracing::error!(disk = %live.name(), %problem, "a disk's image is missing")
             }
             None => tracing::info!(disk = %live.name(), "a disk's image is back"),
+        }
+        let places = live.descriptor().map(|descriptor| descriptor.members);
+        let places = places.unwrap_or_default();
+        let news = astray.iter().filter(|fault| !before.contains(fault));
+        for (nth, fault) in news {
+            let (Some(place), Ok(member)) = (places.get(*nth), u8::try_from(*nth)) else {
+                continue;
+            };
+            let missing = Happening::MemberImageMissing {
+                disk: live.name().clone(),
+                member,
+                why: fault.why().to_owned(),
+            };
+            self.notices
+                .add_member(live.name(), &place.datastore, missing);
         }
     }
 

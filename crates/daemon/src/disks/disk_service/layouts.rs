@@ -15,7 +15,7 @@ use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::layout::{DATA_AT, LayoutSpec};
 
 use super::DiskService;
-use super::change::{Held, Purpose, describe_new, must_be_a_device, must_have_room};
+use super::change::{Held, Purpose, describe_new, must_be_a_device, must_be_free, must_have_room};
 use super::members::{not_there, share_a_lease};
 use crate::config::plan::{self, ImagePlan, layout};
 use crate::host;
@@ -127,6 +127,7 @@ impl DiskService {
                 continue;
             };
             self.must_be_no_disks_device(device)
+                .and_then(|()| must_be_free(device))
                 .map_err(|e| e.within(what))?;
             if !is_plain {
                 must_be_blank(device).map_err(|e| e.within(what))?;

@@ -210,21 +210,6 @@ impl DiskService {
         }
     }
 
-    /// The disk of that name by a copy of its descriptor, for a disk whose home cannot be read for this reason.
-    pub(super) fn find_copy(&self, name: &Name, unread: Problem) -> Outcome<Found> {
-        for (datastore, settings) in self.store.datastores().unwrap_or_default() {
-            let Ok(settings @ DatastoreSettings::Dir { .. }) = settings else {
-                continue;
-            };
-            let (store, on, of) = (self.store.clone(), datastore.clone(), name.clone());
-            let read = move || store.read_copy(&on, &settings, &of);
-            if let Ok(Some(found)) = self.looks.at(&datastore, read) {
-                return Ok(found);
-            }
-        }
-        Err(unread)
-    }
-
     /// The members of a disk as they are now.
     pub(super) fn describe_members(
         &self,
@@ -276,7 +261,10 @@ impl DiskService {
                 in_flight: seen.map(|seen| seen.in_flight),
                 faults_total: seen.map(|seen| seen.faults),
                 io: io.map(|io| io.io),
-                problem: part.found.err(),
+                problem: part
+                    .found
+                    .err()
+                    .or_else(|| live.and_then(|live| live.misplaced_member(part.nth))),
             }
         };
         parts.map(describe).collect()

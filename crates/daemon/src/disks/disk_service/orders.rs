@@ -4,7 +4,8 @@
 //! - A member's image is exchanged only after the layout has been told to do without it. A crash before the layout has
 //!   recorded that makes the next attach refuse without `--without`; no acknowledged write is lost.
 //! - The descriptor names a new member before the layout copies to it: after a crash the copy goes on there.
-//! - The old data of a replaced member is deleted only after the descriptor no longer names it.
+//! - The old data of a replaced member is deleted only after the descriptor no longer names it, and the new data only while
+//!   the descriptor does not name it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +31,30 @@ use crate::store::Found;
 const EVERY: Duration = Duration::from_millis(200);
 
 /// How long a command waits until the engine has closed a member's old image.
-const CLOSING: Duration = Duration::from_secs(10);
+pub(super) const CLOSING: Duration = Duration::from_secs(10);
+
+/// Why a rebuild of a new member has not begun.
+pub(super) enum NotBegun {
+    /// The disk's descriptor does not name the new member.
+    NotCommitted(Problem),
+    /// It does: the daemon tries again by itself.
+    Committed(Problem),
+}
+
+impl NotBegun {
+    /// The problem, after the new member was deleted if the disk does not have it.
+    pub(super) fn undone(self, delete: impl FnOnce() -> Outcome<()>) -> Problem {
+        match self {
+            NotBegun::NotCommitted(problem) => match delete() {
+                Ok(()) => problem,
+                Err(second) => problem.because(second),
+            },
+            NotBegun::Committed(problem) => {
+                problem.because("the disk has the new member now, and its rebuild is tried again")
+            }
+        }
+    }
+}
 
 impl DiskService {
     /// The members of a disk.
@@ -126,6 +150,7 @@ impl DiskService {
             .must_be_attached(&disk.name)
             .map_err(|e| e.within(what))?;
         let old = self.member_of(&disk, nth);
+        let before = disk.clone();
         let was_removed = disk.descriptor.members[nth].removed;
         disk.descriptor.members[nth] = place;
         let new = self.new_member(&disk, nth).map_err(|e| e.within(what))?;
@@ -134,92 +159,16 @@ impl DiskService {
             .map_err(|e| e.within(what))?;
         let commit = || self.change_members(&live, &disk);
         let begun = self.begin_rebuild(&live, &disk, nth, &new, commit);
-        let image = begun.map_err(|problem| match self.store.delete_member(&disk, &new) {
-            Ok(()) => problem.within(what),
-            Err(second) => problem.because(second).within(what),
-        })?;
+        let undo = || self.store.delete_member(&before, &new);
+        let image = begun.map_err(|begun| begun.undone(undo).within(what))?;
         if !was_removed {
             self.delete_old(&disk, nth, old, &image);
         }
         Ok(self.follow_new_member(live, &disk, nth))
     }
 
-    /// Replaces the first member, whose datastore has the disk's descriptor. That datastore may be gone.
-    fn exchange_home(&self, name: &Name, place: MemberPlace, what: &str) -> Outcome<Job> {
-        let live = self.must_be_attached(name).map_err(|e| e.within(what))?;
-        let (before, is_there) = match self.find(name) {
-            Ok(found) => (found, true),
-            Err(problem) => (self.find_copy(name, problem)?, false),
-        };
-        let old = self.member_of(&before, 0);
-        let mut disk = Found {
-            datastore: place.datastore.clone(),
-            settings: self.store.datastore(&place.datastore)?,
-            is_copy: false,
-            ..before.clone()
-        };
-        // Without the old home there is nothing that could say that this descriptor does not count.
-        disk.descriptor.moved_from = is_there.then(|| before.datastore.clone());
-        disk.descriptor.members[0] = place;
-        let new = self.new_member(&disk, 0).map_err(|e| e.within(what))?;
-        disk.folder.clone_from(&new.folder);
-        self.store
-            .create_member(&disk, &new)
-            .map_err(|e| e.within(what))?;
-        let commit = || self.change_home(&live, &before, &disk, is_there);
-        let begun = self.begin_rebuild(&live, &disk, 0, &new, commit);
-        let image = begun.map_err(|problem| match self.live_is_on(&live, &disk) {
-            true => problem.within(what),
-            false => match self.store.delete_disk(&disk, ()) {
-                Ok(()) => problem.within(what),
-                Err(second) => problem.because(second).within(what),
-            },
-        })?;
-        let is_closed = image.is_closed_within(CLOSING);
-        if is_there && is_closed {
-            self.finish_move(&self.store.reread(&disk)?)?;
-            self.write_copies(&self.store.reread(&disk)?);
-        } else if let Ok(old) = old {
-            let left = old.folder.display();
-            tracing::warn!(disk = %name, %left, "the data of a replaced member stays where it is");
-        }
-        Ok(self.follow_new_member(live, &disk, 0))
-    }
-
-    fn live_is_on(&self, live: &Attached, disk: &Found) -> bool {
-        *live.datastore() == disk.datastore
-    }
-
-    /// Makes another datastore the home of an attached disk: one replacement of the old home's descriptor, if that is there.
-    fn change_home(
-        &self,
-        live: &Attached,
-        before: &Found,
-        disk: &Found,
-        is_there: bool,
-    ) -> Outcome<()> {
-        let settling = live.settling();
-        if is_there {
-            let mut void = before.clone();
-            void.descriptor.moved_to = Some(disk.datastore.clone());
-            self.store.write_descriptor(&void)?;
-        }
-        let standing = live.descriptor().unwrap_or_else(|| disk.descriptor.clone());
-        let standing = Descriptor {
-            members: disk.descriptor.members.clone(),
-            ..standing
-        };
-        live.has_new_home(&disk.datastore, standing, disk.descriptor_file());
-        drop(settling);
-        self.remember(|disks| {
-            disks.insert(disk.name.clone(), disk.datastore.clone());
-        })?;
-        self.write_copies(disk);
-        Ok(())
-    }
-
     /// A disk's member that is to be created, checked.
-    fn new_member(&self, disk: &Found, nth: usize) -> Outcome<Found> {
+    pub(super) fn new_member(&self, disk: &Found, nth: usize) -> Outcome<Found> {
         let spec = layout::of(&disk.descriptor)?;
         if !spec.is_redundant() {
             return Err(Problem::new(
@@ -246,36 +195,53 @@ impl DiskService {
         Ok(new)
     }
 
-    fn follow_new_member(&self, live: Arc<Attached>, disk: &Found, nth: usize) -> Job {
+    pub(super) fn follow_new_member(&self, live: Arc<Attached>, disk: &Found, nth: usize) -> Job {
         let (name, on) = (disk.name.clone(), &disk.descriptor.members[nth]);
         tracing::info!(disk = %name, member = nth, %on, "a member was replaced");
         let what = format!("rebuild member {nth} of disk {name} on {on}");
-        self.jobs.start(what, name, move |progress| {
-            follow_rebuild(&live, nth, progress)
-        })
+        let instead = match nth {
+            0 => format!(
+                "wait for it, or put the member elsewhere: tidegate disk member replace {name} 0 --on DATASTORE"
+            ),
+            _ => format!(
+                "wait for it, or remove the new member: tidegate disk member remove {name} {nth}"
+            ),
+        };
+        let place = on.clone();
+        self.jobs
+            .start_lasting(what, name, instead, move |progress| {
+                follow_rebuild(&live, nth, &place, progress)
+            })
     }
 
-    /// Exchanges a member's image, and orders the layout to copy everything to it.
-    fn begin_rebuild(
+    /// Exchanges a member's image, and orders the layout to copy everything to it. `commit` makes the new member the disk's.
+    pub(super) fn begin_rebuild(
         &self,
         live: &Arc<Attached>,
         disk: &Found,
         nth: usize,
         new: &Found,
         commit: impl FnOnce() -> Outcome<()>,
-    ) -> Outcome<host::OldMember> {
-        drop_member(live, nth)?;
+    ) -> Result<host::OldMember, NotBegun> {
         let mut open = self.others_open(disk, nth);
         let opening = Opening {
             order: &Default::default(),
             is_borrowed: false,
         };
-        self.open_member(new, nth, &opening, &mut open)?;
-        self.agree(disk)?;
-        commit()?;
-        let old = give(live, nth, open)?;
-        live.order(LayoutOrder::Replace(target(nth)))?;
-        Ok(old)
+        drop_member(live, nth)
+            .and_then(|()| self.open_member(new, nth, &opening, &mut open))
+            .and_then(|()| self.agree(disk))
+            .and_then(|()| commit())
+            .map_err(NotBegun::NotCommitted)?;
+        let given = give(live, nth, open);
+        let begun = given.and_then(|old| {
+            live.order(LayoutOrder::Replace(target(nth)))?;
+            Ok(old)
+        });
+        begun.map_err(|problem| {
+            self.notices.note_degraded();
+            NotBegun::Committed(problem)
+        })
     }
 
     /// Opens an absent member of an attached disk again, and orders the layout to copy what it lacks.
@@ -315,7 +281,7 @@ impl DiskService {
     }
 
     /// A member as a plain disk, if its datastore can be used.
-    fn member_of(&self, disk: &Found, nth: usize) -> Outcome<Found> {
+    pub(super) fn member_of(&self, disk: &Found, nth: usize) -> Outcome<Found> {
         let parts = self.parts(disk)?.into_iter();
         let found = parts
             .filter(|part| part.nth == nth)
@@ -331,7 +297,7 @@ impl DiskService {
     }
 
     /// The members whose datastores are known, by number.
-    fn founds(&self, disk: &Found) -> Outcome<Vec<(usize, Found)>> {
+    pub(super) fn founds(&self, disk: &Found) -> Outcome<Vec<(usize, Found)>> {
         let spec = layout::of(&disk.descriptor)?;
         let size = layout::member_size(spec, &disk.descriptor);
         let places = disk.descriptor.members.iter().enumerate();
@@ -353,17 +319,26 @@ impl DiskService {
 
     /// Stores a changed list of members.
     fn change_members(&self, live: &Attached, disk: &Found) -> Outcome<()> {
+        let mut disk = disk.clone();
+        disk.descriptor.generation += 1;
         let settling = live.settling();
-        self.store.write_descriptor(disk)?;
+        if let Err(problem) = self.store.write_descriptor(&disk) {
+            // The error may have come after the file was replaced.
+            let stored = self.store.reread(&disk);
+            if stored.is_ok_and(|stored| stored.descriptor != disk.descriptor) {
+                return Err(problem);
+            }
+        }
         if let Some(standing) = live.descriptor() {
             live.set_descriptor(Descriptor {
                 members: disk.descriptor.members.clone(),
+                generation: disk.descriptor.generation,
                 ..standing
             });
         }
         live.note_stamp(None);
         drop(settling);
-        self.write_copies(disk);
+        self.write_copies(&disk);
         Ok(())
     }
 
@@ -454,19 +429,31 @@ fn follow_scrub(live: &Attached, progress: &Progress) -> Outcome<()> {
     }
 }
 
-/// Follows a rebuild until its member is in sync. If the rebuild fails, it is tried again, and the job goes on.
-fn follow_rebuild(live: &Attached, nth: usize, progress: &Progress) -> Outcome<()> {
+/// Follows a rebuild until its member is in sync. If the rebuild fails, it is tried again, and the job goes on. If the
+/// member is removed or replaced, the job is cancelled.
+fn follow_rebuild(
+    live: &Attached,
+    nth: usize,
+    place: &MemberPlace,
+    progress: &Progress,
+) -> Outcome<()> {
+    let mut total = 0;
     loop {
+        let places = live.descriptor().map(|descriptor| descriptor.members);
+        if places.is_some_and(|places| places.get(nth) != Some(place)) {
+            progress.cancel();
+        }
         let report = live.layout();
         let Some(member) = report.as_ref().and_then(|report| report.members.get(nth)) else {
             return Err(ended(live, "the rebuild"));
         };
         if member.state == MemberState::InSync {
+            progress.is_at(total);
             return Ok(());
         }
-        progress.expect(member.to_copy);
+        total = member.to_copy.max(total);
+        progress.expect(total);
         progress.is_at(member.copied);
-        // The rebuild itself goes on: without it, the disk would stay degraded.
         progress.check()?;
         std::thread::sleep(EVERY);
     }

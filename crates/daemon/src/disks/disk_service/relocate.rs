@@ -294,6 +294,9 @@ impl DiskService {
     /// Where a disk is that was moved, or whose move did not end.
     pub(super) fn after_move(&self, found: Found) -> Outcome<Found> {
         let name = found.name.clone();
+        if found.is_copy {
+            return Ok(found);
+        }
         if let Some(to) = &found.descriptor.moved_to {
             return self.read(&name, to, self.store.datastore(to)?);
         }
@@ -309,10 +312,18 @@ impl DiskService {
                 "it is not known whether the move of disk {name} from datastore {from} has ended"
             ))
         };
-        if !self.lies_on(&name, &from, &settings).map_err(unknown)? {
-            return Ok(found);
-        }
-        let source = self.read(&name, &from, settings).map_err(unknown)?;
+        let source = match self.lies_on(&name, &from, &settings) {
+            Ok(false) => return Ok(found),
+            Ok(true) => self.read(&name, &from, settings),
+            Err(problem) => Err(problem),
+        };
+        let source = match source {
+            // A new home that was not committed: the other members say where the disk is.
+            Err(problem) if found.descriptor.has_layout() => {
+                return self.find_copy(&name, unknown(problem));
+            }
+            source => source.map_err(unknown)?,
+        };
         match source.descriptor.moved_to.as_ref() == Some(&found.datastore) {
             true => Ok(found),
             false => Ok(source),

@@ -24,9 +24,11 @@ mod displaced;
 mod hanging;
 mod images;
 mod layouts;
+mod members;
 mod missing;
 mod mounted;
 mod nested;
+mod outdated;
 mod relocate;
 mod transfer;
 

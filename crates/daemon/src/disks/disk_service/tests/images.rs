@@ -369,6 +369,34 @@ impl Drop for Loop {
 }
 
 #[test]
+fn no_disk_is_created_on_a_device_that_is_mounted_or_in_use_otherwise() {
+    let stage = stage();
+    let device = Loop::of(&stage.place.path().join("bytes"));
+    // As a mounted file system has it.
+    let mut options = File::options();
+    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, 0o200);
+    let mounted = options.read(true).open(&device.0).unwrap();
+    let mut order = DiskCreate::new(name("a"), SIZE);
+    order.datastore = Some(name("shared"));
+    order.device = Some(device.0.clone());
+    let mut member = DiskCreate::new(name("a"), SIZE);
+    member.members = vec![
+        format!("shared:device={}", device.0.display())
+            .parse()
+            .unwrap(),
+    ];
+    for order in [&order, &member] {
+        let refused = stage.disk_service.create(order).unwrap_err();
+        assert_eq!(refused.code, ProblemCode::Busy, "{refused}");
+        assert!(refused.to_string().contains("it is mounted"), "{refused}");
+        assert!(!stage.shared.join("a").exists());
+    }
+    drop(mounted);
+    stage.disk_service.create(&order).unwrap();
+    stage.disk_service.delete(&name("a")).unwrap();
+}
+
+#[test]
 fn a_disk_is_not_attached_while_another_one_writes_to_its_device() {
     let stage = stage();
     let device = Loop::of(&stage.place.path().join("bytes"));

@@ -7,7 +7,7 @@ use tidegate_core::layout::DATA_AT;
 
 use super::*;
 
-fn order(disk: &str, layout: &str, on: &[&str]) -> DiskCreate {
+pub(super) fn order(disk: &str, layout: &str, on: &[&str]) -> DiskCreate {
     let mut order = DiskCreate::new(name(disk), SIZE);
     order.layout = Some(layout.to_owned());
     order.members = on.iter().map(|text| text.parse().unwrap()).collect();
@@ -15,12 +15,12 @@ fn order(disk: &str, layout: &str, on: &[&str]) -> DiskCreate {
 }
 
 /// Two more datastores, `one` and `two`.
-fn two(stage: &Stage) -> [PathBuf; 2] {
+pub(super) fn two(stage: &Stage) -> [PathBuf; 2] {
     ["one", "two"].map(|datastore| stage.datastore(datastore))
 }
 
 impl Stage {
-    fn create(&self, order: &DiskCreate) -> Outcome<api::Disk> {
+    pub(super) fn create(&self, order: &DiskCreate) -> Outcome<api::Disk> {
         self.disk_service.create(order)
     }
 
@@ -41,7 +41,7 @@ impl Stage {
 }
 
 /// Names of the files in a disk's directory.
-fn files(folder: &Path) -> Vec<String> {
+pub(super) fn files(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap();
     let mut names: Vec<_> = entries
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -329,7 +329,7 @@ fn a_striped_disk_is_attached_with_all_of_its_members_and_not_without_one() {
 }
 
 /// A mirror of two members, attached.
-fn mirrored(stage: &Stage) -> [PathBuf; 2] {
+pub(super) fn mirrored(stage: &Stage) -> [PathBuf; 2] {
     let paths = two(stage);
     stage
         .create(&order("a", "mirror", &["one", "two"]))
@@ -339,13 +339,13 @@ fn mirrored(stage: &Stage) -> [PathBuf; 2] {
 }
 
 impl Stage {
-    fn states(&self) -> Vec<MemberState> {
+    pub(super) fn states(&self) -> Vec<MemberState> {
         let disk = self.disk_service.disk(&name("a")).unwrap();
         disk.members.iter().map(|member| member.state).collect()
     }
 
     /// Waits until a job is done.
-    fn over(&self, begin: impl FnOnce(&Arc<DiskService>) -> Outcome<Job>) -> Job {
+    pub(super) fn over(&self, begin: impl FnOnce(&Arc<DiskService>) -> Outcome<Job>) -> Job {
         let _context = self.runtime.enter();
         let id = begin(&self.disk_service).unwrap().id;
         loop {
@@ -359,7 +359,7 @@ impl Stage {
     }
 
     /// Drops a member, as the layout does when it fails.
-    fn fail(&self, member: u8) {
+    pub(super) fn fail(&self, member: u8) {
         let live = self.disk_service.live.get(&name("a")).unwrap();
         let target = tidegate_core::layout::Target(member);
         live.order(tidegate_core::layout::LayoutOrder::Drop(target))
@@ -367,7 +367,7 @@ impl Stage {
     }
 
     /// Waits until the members have these states.
-    fn becomes(&self, states: &[MemberState]) {
+    pub(super) fn becomes(&self, states: &[MemberState]) {
         while self.states() != states {
             std::thread::yield_now();
         }

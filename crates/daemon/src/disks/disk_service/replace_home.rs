@@ -1,0 +1,117 @@
+//! Replaces the first member of an attached disk. Its datastore has the disk's descriptor, and may be lost or full.
+//!
+//! # Always true
+//! - Until the commit, the old home's descriptor counts. The commit is one replacement of the new home's descriptor, which
+//!   then has the higher generation. Nothing is written on the old home.
+//! - The new data is deleted only before the commit, the old data only after it.
+//!
+//! # Picture
+//! ```text
+//!   new home: moved_from, image ─ drop member 0 ─ new home: generation + 1 ─ exchange the image ─ delete the old home's data
+//!                                                 the commit
+//! ```
+
+use tidegate_api::descriptor::{Descriptor, MemberPlace};
+use tidegate_api::job::Job;
+use tidegate_api::name::Name;
+
+use super::DiskService;
+use super::orders::CLOSING;
+use crate::disks::attached::Attached;
+use crate::os_error::Outcome;
+use crate::store::Found;
+
+impl DiskService {
+    /// Replaces the first member.
+    pub(super) fn exchange_home(
+        &self,
+        name: &Name,
+        place: MemberPlace,
+        what: &str,
+    ) -> Outcome<Job> {
+        let live = self.must_be_attached(name).map_err(|e| e.within(what))?;
+        let (before, is_there) = match self.find(name) {
+            Ok(found) => (found, true),
+            Err(problem) => (self.find_copy(name, problem)?, false),
+        };
+        let mut disk = Found {
+            datastore: place.datastore.clone(),
+            settings: self.store.datastore(&place.datastore)?,
+            is_copy: false,
+            ..before.clone()
+        };
+        disk.descriptor.moved_from = Some(before.datastore.clone());
+        disk.descriptor.members[0] = place;
+        let new = self.new_member(&disk, 0).map_err(|e| e.within(what))?;
+        disk.folder.clone_from(&new.folder);
+        self.store
+            .create_member(&disk, &new)
+            .map_err(|e| e.within(what))?;
+        let commit = || self.change_home(&live, &disk);
+        let begun = self.begin_rebuild(&live, &disk, 0, &new, commit);
+        let undo = || self.store.delete_disk(&disk, ());
+        let image = begun.map_err(|begun| begun.undone(undo).within(what))?;
+        let deleted = match is_there && image.is_closed_within(CLOSING) {
+            true => self.leave_home(&before, &disk),
+            false => Ok(false),
+        };
+        let left = before.folder.display();
+        match deleted {
+            Ok(true) => {}
+            Ok(false) => {
+                tracing::warn!(disk = %name, %left, "the data of a replaced member stays where it is");
+            }
+            Err(problem) => {
+                tracing::warn!(disk = %name, %left, %problem, "the data of a replaced member stays where it is");
+            }
+        }
+        Ok(self.follow_new_member(live, &disk, 0))
+    }
+
+    /// Makes another datastore the home of an attached disk: one replacement of its descriptor there.
+    fn change_home(&self, live: &Attached, disk: &Found) -> Outcome<()> {
+        let mut disk = disk.clone();
+        disk.descriptor.moved_from = None;
+        disk.descriptor.generation += 1;
+        let settling = live.settling();
+        if let Err(problem) = self.store.write_descriptor(&disk) {
+            // The error may have come after the file was replaced.
+            let stored = self.store.reread(&disk);
+            if stored.is_ok_and(|stored| stored.descriptor != disk.descriptor) {
+                return Err(problem);
+            }
+        }
+        let standing = live.descriptor().unwrap_or_else(|| disk.descriptor.clone());
+        let standing = Descriptor {
+            members: disk.descriptor.members.clone(),
+            generation: disk.descriptor.generation,
+            ..standing
+        };
+        live.has_new_home(&disk.datastore, standing, disk.descriptor_file());
+        drop(settling);
+        let remembered = self.remember(|disks| {
+            disks.insert(disk.name.clone(), disk.datastore.clone());
+        });
+        if let Err(problem) = remembered {
+            tracing::warn!(disk = %disk.name, %problem, "the disk's new datastore is not stored");
+        }
+        self.write_copies(&disk);
+        Ok(())
+    }
+
+    /// Deletes the old home's data. If another member is on that datastore, the copy of the descriptor comes there. Returns
+    /// whether there was any.
+    fn leave_home(&self, before: &Found, disk: &Found) -> Outcome<bool> {
+        if before.is_copy {
+            return Ok(false);
+        }
+        self.store.delete_disk(before, ())?;
+        let disk = self.store.reread(disk)?;
+        for (nth, member) in self.founds(&disk)? {
+            if nth > 0 && member.datastore == before.datastore {
+                self.store.create_member(&disk, &member)?;
+            }
+        }
+        Ok(true)
+    }
+}
