@@ -292,6 +292,9 @@ impl Experiment {
     /// Why it cannot be played on real daemons, where it cannot.
     #[must_use]
     pub fn only_simulated(&self) -> Option<&'static str> {
+        if self.scenario.has_layouts() {
+            return Some("it has disks on several arrays, which only the simulator can play");
+        }
         (!self.scenario.faults.is_empty())
             .then_some("it has faults, which only the simulator can play")
     }

@@ -74,6 +74,12 @@ pub fn play(
             scenario.name
         );
     }
+    if scenario.has_layouts() {
+        bail!(
+            "scenario {} has disks on several arrays, which only the simulator can play",
+            scenario.name
+        );
+    }
     let mut variants = Vec::new();
     for variant in judge::needed(scenario) {
         if variant.policy == Policy::Parda {

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
+use tidegate_core::layout::LayoutSpec;
 use tidegate_core::request::Op;
 use tidegate_core::units::{Span, Time};
 use tidegate_model::ArraySpec;
@@ -198,6 +199,7 @@ fn alone(trace: &Arc<Trace>, pace: Pace, array: &ArraySpec, lasts: Span) -> Scen
             io_unit: 32 << 10,
             learn: false,
             coordination: None,
+            arrays: 1,
         },
         hosts: vec![Host {
             name: "host1".to_owned(),
@@ -213,6 +215,7 @@ fn alone(trace: &Arc<Trace>, pace: Pace, array: &ArraySpec, lasts: Span) -> Scen
             active: vec![true],
             speed: 1_000,
             set: Vec::new(),
+            members: Vec::new(),
         }],
         faults: Vec::new(),
         expects: Vec::new(),
@@ -228,6 +231,8 @@ fn traced_disk(trace: &Arc<Trace>, pace: Pace) -> Disk {
         size: trace.disk.size.max(trace.reaches()),
         policy: Settings::of_shares(1_000),
         unmanaged: false,
+        layout: LayoutSpec::Plain,
+        members: vec![0],
         workload: Workload::Trace {
             trace: Arc::clone(trace),
             pace,

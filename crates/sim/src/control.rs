@@ -7,8 +7,9 @@
 //! # Always true
 //! - An I/O that `offer` did not start is returned by `pick` exactly once.
 
+pub(crate) mod governor_loop;
 mod none;
-mod ours;
+pub(crate) mod ours;
 mod parda;
 
 use crate::policy::Policy;

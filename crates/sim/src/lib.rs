@@ -3,11 +3,11 @@
 //! It drives the same decision code as the engine, with an array of the model crate, and needs no hardware. A minute of
 //! twelve hosts takes a few seconds and is reproducible.
 //!
-//! Reading order: [`scenario`] (the events and expectations), [`world`] (the simulation), `guest.rs` (the workloads),
-//! [`control`] (ours, or a baseline), `slots.rs` (the coordination file), `invariants.rs` (what must hold at all
-//! times), [`results`] (the figures per bin), [`judge`] (the comparison with the expectations), [`compare`] (the
-//! comparison of policies), [`swarm`] (many seeds), [`seeds`] (past failures with their explanation), [`trace`] (a
-//! disk's recorded I/O, for replay).
+//! Reading order: [`scenario`] (the events and expectations), [`world`] (the simulation), `world/layouts.rs` (the same
+//! for disks with layouts), `guest.rs` (the workloads), [`control`] (ours, or a baseline), `slots.rs` (the coordination
+//! file), `invariants.rs` (what must hold at all times), [`results`] (the figures per bin), [`judge`] (the comparison
+//! with the expectations), [`compare`] (the comparison of policies), [`swarm`] (many seeds), [`seeds`] (past failures
+//! with their explanation), [`trace`] (a disk's recorded I/O, for replay).
 //!
 //! # Example
 //! ```

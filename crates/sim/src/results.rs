@@ -21,8 +21,12 @@ pub struct Results {
     pub disks: Vec<DiskSeries>,
     /// One per host.
     pub hosts: Vec<HostSeries>,
-    /// The datastore's.
+    /// The datastore's; of several, together.
     pub datastore: DatastoreSeries,
+    /// One per array, in a scenario with layouts or several arrays.
+    pub arrays: Vec<ArraySeries>,
+    /// When rebuilds have ended, each with its disk.
+    pub rebuilt: Vec<(Time, usize)>,
     /// The governors' events with their times.
     pub events: Vec<(Time, String)>,
 }
@@ -101,6 +105,32 @@ pub struct DatastoreBin {
     pub coordination: u64,
 }
 
+/// An array's results.
+#[derive(Clone, Debug, Default)]
+pub struct ArraySeries {
+    /// For each bin, what each disk had of it.
+    pub bins: Vec<Vec<ArrayBin>>,
+}
+
+/// What one disk had of an array in a bin.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ArrayBin {
+    /// The cost of its guest's I/O.
+    pub guests: u64,
+    /// The cost of its work in the background.
+    pub background: u64,
+    /// Bytes that were written in the background.
+    pub copied: u64,
+}
+
+impl ArraySeries {
+    /// A disk's figures in the bin that has not ended.
+    pub(crate) fn open(&mut self, disk: usize) -> &mut ArrayBin {
+        let bin = self.bins.last_mut().expect("a bin is always open");
+        &mut bin[disk]
+    }
+}
+
 /// A completed I/O for the recorder.
 pub(crate) struct Record {
     pub(crate) disk: usize,
@@ -118,6 +148,11 @@ impl Results {
             disks: vec![DiskSeries::default(); scenario.disks.len()],
             hosts: vec![HostSeries::default(); scenario.hosts.len()],
             datastore: DatastoreSeries::default(),
+            arrays: match scenario.has_layouts() {
+                true => vec![ArraySeries::default(); scenario.datastore.arrays],
+                false => Vec::new(),
+            },
+            rebuilt: Vec::new(),
             events: Vec::new(),
         };
         results.open();
@@ -133,6 +168,9 @@ impl Results {
             });
         }
         self.datastore.bins.push(DatastoreBin::default());
+        for array in &mut self.arrays {
+            array.bins.push(vec![ArrayBin::default(); self.disks.len()]);
+        }
     }
 
     /// Ends a bin and begins the next.
@@ -167,11 +205,16 @@ impl Results {
         series
             .waits_us
             .push(micros(record.issued.since(record.arrived)));
-        if let Some(bin) = self.datastore.bins.last_mut()
-            && !record.unmanaged
-        {
+        if !record.unmanaged {
+            self.datastore_ended(now.since(record.issued));
+        }
+    }
+
+    /// The datastore has completed an I/O.
+    pub(crate) fn datastore_ended(&mut self, latency: Span) {
+        if let Some(bin) = self.datastore.bins.last_mut() {
             bin.ios += 1;
-            bin.latency_ns += now.since(record.issued).as_nanos();
+            bin.latency_ns += latency.as_nanos();
         }
     }
 

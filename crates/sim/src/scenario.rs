@@ -10,6 +10,7 @@
 
 mod datastore;
 pub(crate) mod expect;
+mod layout;
 mod plan;
 pub(crate) mod quantities;
 mod raw;
@@ -22,6 +23,7 @@ use crate::numbers::BIN;
 use crate::trace::Trace;
 use std::fmt;
 use std::sync::Arc;
+use tidegate_core::layout::LayoutSpec;
 use tidegate_core::units::{Span, Time};
 use tidegate_model::ArraySpec;
 
@@ -67,6 +69,8 @@ pub struct Datastore {
     pub learn: bool,
     /// The location of the hosts' coordination file. By default it is on the array.
     pub coordination: Option<Coordination>,
+    /// The number of equal datastores, each with an array and control of its own.
+    pub arrays: usize,
 }
 
 /// The location of the hosts' coordination file.
@@ -115,6 +119,10 @@ pub struct Disk {
     pub policy: Settings,
     /// Whether it bypasses control.
     pub unmanaged: bool,
+    /// How its bytes lie on its members.
+    pub layout: LayoutSpec,
+    /// The array of each member.
+    pub members: Vec<usize>,
     /// Its guest's workload.
     pub workload: Workload,
 }
@@ -247,6 +255,19 @@ pub struct Phase {
     pub speed: u32,
     /// New settings from its beginning on.
     pub set: Vec<(usize, Settings)>,
+    /// What happens to members at its beginning.
+    pub members: Vec<MemberChange>,
+}
+
+/// What happens to a member of a mirror.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemberChange {
+    /// The disk.
+    pub disk: usize,
+    /// The member's place in its layout.
+    pub member: u8,
+    /// Whether it is removed; otherwise it is added, empty, and rebuilt.
+    pub removes: bool,
 }
 
 /// A fault.
@@ -319,6 +340,11 @@ impl Scenario {
     pub fn is_meant(text: &str) -> bool {
         let table: Result<toml::Table, _> = toml::from_str(text);
         table.map_or(true, |table| !table.contains_key("contest"))
+    }
+
+    /// Whether a disk has a layout, or there are several arrays.
+    pub fn has_layouts(&self) -> bool {
+        self.datastore.arrays > 1 || self.disks.iter().any(|disk| !disk.layout.is_plain())
     }
 
     /// The end of the run.

@@ -19,6 +19,7 @@
 mod fault;
 mod host;
 mod io_path;
+mod layouts;
 mod schedule;
 mod slot_io;
 
@@ -73,6 +74,9 @@ pub fn run(scenario: &Scenario, variant: &Variant, seed: u64) -> Result<Run, Sce
     let mut scenario = scenario.clone();
     if let Some(threshold) = variant.threshold {
         scenario.datastore.threshold = threshold;
+    }
+    if scenario.has_layouts() {
+        return layouts::run(&scenario, variant, seed);
     }
     let mut world = World::new(&scenario, variant, seed)?;
     world.run_events();

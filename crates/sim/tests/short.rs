@@ -3,6 +3,7 @@
 //! `cargo xtask sim --scenario NAME --seed N` repeats any of these with more output.
 
 use std::path::{Path, PathBuf};
+use tidegate_core::units::Span;
 use tidegate_sim::compare::{ROWS, check};
 use tidegate_sim::judge::{describe, judge, too_short};
 use tidegate_sim::scenario::FaultKind;
@@ -12,7 +13,11 @@ use tidegate_sim::{Policy, Scenario, Variant};
 
 /// Quick scenarios, at least one for each kind of fault.
 const SHORT: &[&str] = &[
+    "background-part",
     "external-load",
+    "rebuild-beside-guest",
+    "rebuild-beside-guest-raid",
+    "rebuild-beside-pauses",
     "row-01-local-fairness",
     "row-02-share-error",
     "row-04-reservation",
@@ -39,6 +44,7 @@ const SHORT: &[&str] = &[
     "row-19-clock",
     "row-21-starved",
     "row-21-threads-04",
+    "striped-shares",
 ];
 
 const SEEDS: [u64; 2] = [1, 2];
@@ -193,6 +199,32 @@ fn equal_seeds_have_equal_fingerprints_and_other_seeds_others() {
             assert_ne!(print(5), print(6), "{name} under {}", policy.word());
         }
     }
+}
+
+#[test]
+fn disks_with_layouts_have_equal_fingerprints_for_equal_seeds() {
+    let scenario = scenario("background-part").scaled(10);
+    for policy in [Policy::Ours, Policy::None] {
+        let run = |seed| run(&scenario, &Variant::of(policy), seed).unwrap();
+        assert_eq!(run(5).fingerprint, run(5).fingerprint);
+        assert_ne!(run(5).fingerprint, run(6).fingerprint);
+        assert_eq!(run(5).breaches, []);
+    }
+    let error = run(&scenario, &Variant::of(Policy::Parda), 5).unwrap_err();
+    assert!(error.to_string().contains("has no layouts"), "{error}");
+}
+
+#[test]
+fn a_rebuild_that_does_not_end_has_no_time() {
+    let mut scenario = scenario("rebuild-beside-guest");
+    let rebuild = scenario.phases.pop().expect("a phase after the rebuild");
+    let last = scenario.phases.last_mut().expect("the rebuild");
+    last.ends = last.begins + Span::from_secs(2);
+    assert_eq!(rebuild.name, "rebuilt");
+    let verdict = judge(&scenario, 1).unwrap();
+    let judged = &verdict.judgements[0];
+    assert!(judged.value.is_nan() && !judged.holds, "{judged:?}");
+    assert_eq!(verdict.breaches, []);
 }
 
 #[test]

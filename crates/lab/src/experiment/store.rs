@@ -12,7 +12,8 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use tidegate_core::units::{Span, Time};
 use tidegate_sim::results::{
-    BIN, DatastoreBin, DatastoreSeries, DiskBin, DiskSeries, HostBin, HostSeries, Results,
+    ArrayBin, ArraySeries, BIN, DatastoreBin, DatastoreSeries, DiskBin, DiskSeries, HostBin,
+    HostSeries, Results,
 };
 use tidegate_sim::{Breach, Run, Scenario, Variant};
 
@@ -148,6 +149,39 @@ pub struct StoredRun {
     pub hosts: Vec<StoredHost>,
     /// Of the datastore.
     pub datastore: StoredDatastore,
+    /// By array, of disks with layouts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub arrays: Vec<StoredArray>,
+    /// Rebuilds that ended.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rebuilt: Vec<StoredRebuild>,
+}
+
+/// What each disk had of an array.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StoredArray {
+    /// By disk, its columns.
+    pub disks: Vec<StoredPart>,
+}
+
+/// What one disk had of an array in each bin.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StoredPart {
+    /// The cost of its guest's I/O.
+    pub guests: Vec<u64>,
+    /// The cost of its work in the background.
+    pub background: Vec<u64>,
+    /// Bytes that were written in the background.
+    pub copied: Vec<u64>,
+}
+
+/// The end of a rebuild.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredRebuild {
+    /// When.
+    pub at_ns: u64,
+    /// Which disk, by its place in the scenario.
+    pub disk: usize,
 }
 
 /// What the machine's processors did meanwhile, in percent of one of them.
@@ -304,6 +338,13 @@ impl StoredRun {
                 outstanding: bins.iter().map(|bin| bin.outstanding).collect(),
                 coordination: bins.iter().map(|bin| bin.coordination).collect(),
             },
+            arrays: results.arrays.iter().map(stored_array).collect(),
+            rebuilt: (results.rebuilt.iter())
+                .map(|(at, disk)| StoredRebuild {
+                    at_ns: at.as_nanos(),
+                    disk: *disk,
+                })
+                .collect(),
         }
     }
 
@@ -352,11 +393,47 @@ impl StoredRun {
                 datastore: DatastoreSeries {
                     bins: bins.context("the datastore's columns do not fit")?,
                 },
+                arrays: self.arrays.iter().map(array_series).collect(),
+                rebuilt: (self.rebuilt.iter())
+                    .map(|rebuilt| (Time::from_nanos(rebuilt.at_ns), rebuilt.disk))
+                    .collect(),
                 events: (self.messages.iter())
                     .map(|message| (Time::from_nanos(message.at_ns), message.says.clone()))
                     .collect(),
             },
         })
+    }
+}
+
+fn stored_array(series: &ArraySeries) -> StoredArray {
+    let disks = 0..series.bins.first().map_or(0, Vec::len);
+    let part = |disk: usize| {
+        let bins = series.bins.iter().map(move |bin| bin[disk]);
+        StoredPart {
+            guests: bins.clone().map(|bin| bin.guests).collect(),
+            background: bins.clone().map(|bin| bin.background).collect(),
+            copied: bins.map(|bin| bin.copied).collect(),
+        }
+    };
+    StoredArray {
+        disks: disks.map(part).collect(),
+    }
+}
+
+/// Columns that are too short have zeroes.
+fn array_series(stored: &StoredArray) -> ArraySeries {
+    let bins = 0..stored.disks.first().map_or(0, |part| part.guests.len());
+    let of = |column: &[u64], bin: usize| column.get(bin).copied().unwrap_or(0);
+    let bin = |bin: usize| {
+        let parts = stored.disks.iter().map(|part| ArrayBin {
+            guests: of(&part.guests, bin),
+            background: of(&part.background, bin),
+            copied: of(&part.copied, bin),
+        });
+        parts.collect()
+    };
+    ArraySeries {
+        bins: bins.map(bin).collect(),
     }
 }
 

@@ -476,6 +476,16 @@ fn measure(expect: &Expect) -> (String, &'static str) {
         Measure::HostsLost => ("hosts said to be lost".into(), ""),
         Measure::External => ("load from outside noticed".into(), ""),
         Measure::Outstanding => ("outstanding at the datastore".into(), ""),
+        Measure::ArrayShare => (
+            format!("part of guests' cost on array {}", expect.array),
+            " %",
+        ),
+        Measure::Background => (
+            format!("background's part of the cost on array {}", expect.array),
+            " %",
+        ),
+        Measure::RebuildRate => ("copied by rebuilds".into(), " MB/s"),
+        Measure::RebuildTime => ("time until the rebuild has ended".into(), " s"),
     }
 }
 

@@ -20,6 +20,7 @@
 
 use anyhow::{Context, Result, bail};
 use tidegate_core::iocontrol::CostModel;
+use tidegate_core::layout::LayoutSpec;
 use tidegate_core::units::{Span, Time};
 use tidegate_model::ArraySpec;
 use tidegate_model::spec::{Cost, MemberSpec, SsdSpec, Variation};
@@ -85,6 +86,8 @@ impl Accounts {
             size: DISK,
             policy: disk.settings.clone(),
             unmanaged: false,
+            layout: LayoutSpec::Plain,
+            members: vec![0],
             workload: disk.workload(),
         });
         let disks: Vec<Disk> = disks.collect();
@@ -101,6 +104,7 @@ impl Accounts {
                 io_unit: self.io_unit,
                 learn: false,
                 coordination: None,
+                arrays: 1,
             },
             hosts,
             groups: self.groups.clone(),
@@ -111,6 +115,7 @@ impl Accounts {
                 active: vec![true; disks.len()],
                 speed: 1_000,
                 set: Vec::new(),
+                members: Vec::new(),
             }],
             disks,
             faults: Vec::new(),

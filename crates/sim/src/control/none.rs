@@ -27,7 +27,7 @@ impl NoControl {
             waiting: VecDeque::new(),
             in_flight: 0,
             threads: scenario.disks.iter().map(|disk| disk.thread).collect(),
-            costs: super::ours::costs(scenario.datastore.kind),
+            costs: super::governor_loop::costs(scenario.datastore.kind),
         }
     }
 }

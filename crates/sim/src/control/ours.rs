@@ -1,57 +1,37 @@
-//! The policy `ours`: the core's scheduler and governor, driven as the engine drives them.
+//! The policy `ours`: the core's schedulers and governor, driven as the engine drives them.
 //!
-//! There is a scheduler for each I/O thread and one governor. The governor gets the schedulers' counters every 50 ms.
-//! At the governor's deadline the coordination file is read, the governor ticks, the schedulers get new settings and
-//! the host's slot is written.
-//!
-//! # Always true
-//! - At most one read and one write of the coordination file are pending.
-//! - A read that takes longer than [`READ_TIMEOUT`] counts as failed, and the governor ticks without it.
+//! There is a scheduler for each I/O thread. One governor steers them all ([`GovernorLoop`]).
 
+use super::governor_loop::{GovernorLoop, Threads};
 use super::{Control, ControlState, Ended, Next, Offered, SlotIo, Slots};
-use crate::numbers::{float, small};
-use crate::scenario::{self, Ceiling, Scenario, Settings};
-use tidegate_core::governor::{self, Governor, ReadFailed};
+use crate::numbers::small;
+use crate::scenario::{Ceiling, Scenario, Settings};
 use tidegate_core::iocontrol::shared::{Groups, Shared};
 use tidegate_core::iocontrol::{
-    Cost, CostModel, DiskKey, GroupId, GroupPolicy, Limit, Mode, Offer, Orders, Pick, Policy,
-    Scheduler,
+    Bin, Cost, DiskKey, GroupId, GroupPolicy, Limit, Offer, Orders, Pick, Policy, Scheduler, Usage,
 };
 use tidegate_core::request::DiskId;
-use tidegate_core::units::{Span, Time};
-
-/// How often the governor gets the schedulers' counters: the local latency check.
-const CHECK: Span = Span::from_millis(50);
-/// How long the governor waits for a read of the coordination file.
-const READ_TIMEOUT: Span = Span::from_secs(1);
-/// The widest window, equal to the published upper bound of a host's queue.
-const WIDEST: u32 = 256;
+use tidegate_core::units::Time;
 
 /// See the module.
 pub(super) struct Ours {
     schedulers: Vec<Scheduler>,
-    governor: Governor,
+    governor: GovernorLoop,
     threads: Vec<usize>,
-    orders: Orders,
-    check: Time,
-    /// When the pending read began, and whether it timed out.
-    reading: Option<Time>,
-    given_up: bool,
-    writing: bool,
-    state: ControlState,
-    events: Vec<String>,
 }
 
-/// The cost model before any measurement.
-pub(super) fn costs(kind: scenario::Kind) -> CostModel {
-    governor_kind(kind).costs()
-}
+impl Threads for Vec<Scheduler> {
+    fn observe(&mut self, now: Time, usage: &mut Vec<Usage>, bins: &mut Vec<Bin>) {
+        for scheduler in self {
+            scheduler.usage(now, usage);
+            scheduler.bins(bins);
+        }
+    }
 
-fn governor_kind(kind: scenario::Kind) -> governor::Kind {
-    match kind {
-        scenario::Kind::Flash => governor::Kind::Flash,
-        scenario::Kind::Rotational => governor::Kind::Rotational,
-        scenario::Kind::Unknown => governor::Kind::Unknown,
+    fn steer(&mut self, now: Time, orders: &Orders) {
+        for scheduler in self {
+            scheduler.steer(now, orders);
+        }
     }
 }
 
@@ -80,86 +60,14 @@ impl Ours {
         let own = scenario.disks.iter().enumerate();
         for (place, disk) in own.filter(|(_, disk)| disk.host == host && !disk.unmanaged) {
             let policy = policy(&settings[place]);
-            let key = DiskKey(place as u64 + 1);
-            schedulers[disk.thread].add(now, id(place), key, &policy);
+            schedulers[disk.thread].add(now, id(place), key(place), &policy);
         }
-        let mut uuid = [0; 16];
-        uuid[..8].copy_from_slice(&(host as u64 + 1).to_le_bytes());
-        let mut governor = Governor::new(governor::Settings {
-            host: uuid,
-            incarnation,
-            mode: match datastore.control {
-                scenario::Control::On => Mode::On,
-                scenario::Control::Observe => Mode::Observe,
-                scenario::Control::Off => Mode::Off,
-            },
-            threshold: match datastore.threshold {
-                scenario::Threshold::Auto => governor::Threshold::Auto,
-                scenario::Threshold::Fixed(latency) => governor::Threshold::Fixed(latency),
-                scenario::Threshold::Off => governor::Threshold::Off,
-            },
-            io_unit: datastore.io_unit,
-            kind: governor_kind(datastore.kind),
-            window_most: WIDEST,
-            learn: datastore.learn,
-        });
-        // Slots are claimed in advance. Slot 0 is the common one.
-        governor.sits_at(u16::try_from(host + 1).expect("a file has 255 slots for hosts"));
-        let orders = Orders::idle(costs(datastore.kind));
-        for scheduler in &mut schedulers {
-            scheduler.steer(now, &orders);
-        }
-        let mut ours = Ours {
+        let governor = GovernorLoop::new(now, datastore, host, incarnation);
+        schedulers.steer(now, governor.orders());
+        Ours {
             schedulers,
             governor,
             threads: scenario.disks.iter().map(|disk| disk.thread).collect(),
-            orders,
-            check: now + CHECK,
-            reading: None,
-            given_up: false,
-            writing: false,
-            state: ControlState::default(),
-            events: Vec::new(),
-        };
-        ours.store_state();
-        ours
-    }
-
-    fn observe(&mut self, now: Time) {
-        let (mut usage, mut bins) = (Vec::new(), Vec::new());
-        for scheduler in &mut self.schedulers {
-            scheduler.usage(now, &mut usage);
-            scheduler.bins(&mut bins);
-        }
-        self.governor.observe(now, &usage, &bins);
-    }
-
-    /// Stores the state of control, which changes only at ticks.
-    fn store_state(&mut self) {
-        let report = self.governor.report();
-        self.state = ControlState {
-            window: Some(float(self.orders.window) / 256.0),
-            latency: report.latency,
-            threshold: report.threshold,
-            engaged: self.orders.engaged,
-        };
-    }
-
-    fn tick(&mut self, now: Time, out: &mut Vec<SlotIo>) {
-        let tick = self.governor.tick(now);
-        for event in tick.events {
-            self.events.push(format!("{event:?}"));
-        }
-        self.orders = tick.orders;
-        self.store_state();
-        for scheduler in &mut self.schedulers {
-            scheduler.steer(now, &self.orders);
-        }
-        if let Some(slot) = tick.publish
-            && !self.writing
-        {
-            self.writing = true;
-            out.push(SlotIo::Write(slot.to_vec()));
         }
     }
 }
@@ -205,74 +113,45 @@ impl Control for Ours {
     }
 
     fn wake_at(&self) -> Time {
-        match self.reading {
-            None => self.check.min(self.governor.deadline()),
-            Some(since) if !self.given_up => self.check.min(since + READ_TIMEOUT),
-            Some(_) => self.check.min(self.governor.deadline()),
-        }
+        self.governor.wake_at()
     }
 
     fn wake(&mut self, now: Time, out: &mut Vec<SlotIo>) {
-        if now >= self.check {
-            self.check = now + CHECK;
-            self.observe(now);
-        }
-        match self.reading {
-            None if now >= self.governor.deadline() => {
-                self.reading = Some(now);
-                self.given_up = false;
-                out.push(SlotIo::Read);
-            }
-            Some(since) if !self.given_up && now >= since + READ_TIMEOUT => {
-                self.given_up = true;
-                self.governor.heard(now, Err(ReadFailed));
-                self.tick(now, out);
-            }
-            Some(_) if self.given_up && now >= self.governor.deadline() => {
-                self.governor.heard(now, Err(ReadFailed));
-                self.tick(now, out);
-            }
-            None | Some(_) => {}
-        }
+        self.governor.wake(now, &mut self.schedulers, out);
     }
 
     fn slots_read(&mut self, now: Time, slots: &Slots, out: &mut Vec<SlotIo>) {
-        self.reading = None;
-        let slots = slots.as_ref().map(|slots| {
-            let slots = slots.iter().map(|(slot, bytes)| (*slot, bytes.as_slice()));
-            slots.collect::<Vec<_>>()
-        });
-        let read = slots.as_deref().map_err(|()| ReadFailed);
-        // The decision uses all counters up to now.
-        self.observe(now);
-        self.check = now + CHECK;
-        self.governor.heard(now, read);
-        self.tick(now, out);
+        self.governor
+            .slots_read(now, slots, &mut self.schedulers, out);
     }
 
     fn slot_written(&mut self, now: Time, fine: bool) {
-        self.writing = false;
-        self.governor.published(now, fine);
+        self.governor.slot_written(now, fine);
     }
 
     fn change(&mut self, now: Time, disk: usize, settings: &Settings) {
         let scheduler = &mut self.schedulers[self.threads[disk]];
         scheduler.change(now, id(disk), &policy(settings));
-        // The check runs at once, so that the others learn of the change.
-        self.check = now;
+        self.governor.check_now(now);
     }
 
     fn state(&self) -> ControlState {
-        self.state
+        self.governor.state()
     }
 
     fn take_events(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.events)
+        self.governor.take_events()
     }
 }
 
-fn id(disk: usize) -> DiskId {
+/// A disk's number on its I/O thread.
+pub(crate) fn id(disk: usize) -> DiskId {
     DiskId(small(disk))
+}
+
+/// A disk's identity on all hosts.
+pub(crate) fn key(disk: usize) -> DiskKey {
+    DiskKey(disk as u64 + 1)
 }
 
 fn limit(ceiling: Ceiling) -> Limit {
@@ -283,7 +162,8 @@ fn limit(ceiling: Ceiling) -> Limit {
     }
 }
 
-fn policy(settings: &Settings) -> Policy {
+/// A disk's settings as the core takes them.
+pub(crate) fn policy(settings: &Settings) -> Policy {
     Policy {
         shares: settings.shares,
         reservation: settings.reservation,

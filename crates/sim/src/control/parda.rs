@@ -94,7 +94,7 @@ impl Parda {
                 })
                 .collect(),
             threads: scenario.disks.iter().map(|disk| disk.thread).collect(),
-            costs: super::ours::costs(scenario.datastore.kind),
+            costs: super::governor_loop::costs(scenario.datastore.kind),
             virtual_time: 0,
             in_flight: 0,
             window: most,

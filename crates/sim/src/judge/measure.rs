@@ -7,7 +7,7 @@
 //! Each figure of [`Measure`] names its unit: percent, seconds, milliseconds, or a rate per second.
 
 use crate::numbers::{count, float, index, whole};
-use crate::results::{BIN, DiskBin, bins};
+use crate::results::{ArrayBin, BIN, DiskBin, bins};
 use crate::scenario::{Expect, Measure, Scenario};
 use crate::world::Run;
 use tidegate_core::units::{Span, Time};
@@ -123,6 +123,22 @@ impl Stretch<'_> {
             }
             Measure::HostsLost => self.count_events(from, to, "HostLost"),
             Measure::External => self.count_events(from, to, "ExternalLoad { on: true }"),
+            Measure::ArrayShare => {
+                let own = self.on_array(expect.array, from, to, |bin| bin.guests);
+                part(own.0, own.1) * 100.0
+            }
+            Measure::Background => {
+                let array = expect.array;
+                let (own, _) = self.on_array(array, from, to, |bin| bin.background);
+                let (_, all) = self.on_array(array, from, to, |bin| bin.background + bin.guests);
+                part(own, all) * 100.0
+            }
+            Measure::RebuildRate => {
+                let arrays = 0..self.run.results.arrays.len();
+                let copied = arrays.map(|array| self.on_array(array, from, to, |bin| bin.copied).0);
+                part(copied.sum(), seconds) / 1e6
+            }
+            Measure::RebuildTime => self.rebuild_time(from),
             Measure::Outstanding => {
                 let each = self.datastore(from, to).iter();
                 mean(&each.map(|bin| float(bin.outstanding)).collect::<Vec<_>>())
@@ -153,6 +169,50 @@ impl Stretch<'_> {
     fn of(&self, disk: usize, from: Time, to: Time, what: impl Fn(&DiskBin) -> u64) -> f64 {
         let bins = self.run.results.disks[disk].between(from, to);
         float(bins.iter().map(what).sum())
+    }
+
+    /// What the disks had of an array, and what all had.
+    fn on_array(
+        &self,
+        array: usize,
+        from: Time,
+        to: Time,
+        what: impl Fn(&ArrayBin) -> u64,
+    ) -> (f64, f64) {
+        let Some(series) = self.run.results.arrays.get(array) else {
+            return (f64::NAN, f64::NAN);
+        };
+        let (from, to) = bins(from, to, series.bins.len());
+        let mut sums = (0.0, 0.0);
+        for (disk, bin) in series.bins[from..to]
+            .iter()
+            .flat_map(|bin| bin.iter().enumerate())
+        {
+            let amount = float(what(bin));
+            sums.1 += amount;
+            sums.0 += if self.disks.contains(&disk) {
+                amount
+            } else {
+                0.0
+            };
+        }
+        sums
+    }
+
+    /// Seconds until a rebuild of each disk has ended; NaN if one has not.
+    fn rebuild_time(&self, from: Time) -> f64 {
+        let ends = self.disks.iter().map(|disk| {
+            let mut rebuilt = self.run.results.rebuilt.iter();
+            let found = rebuilt.find(|(at, of)| of == disk && *at >= from);
+            found.map_or(f64::NAN, |(at, _)| secs(at.since(from)))
+        });
+        ends.fold(0.0, |last, end| {
+            if end > last || end.is_nan() {
+                end
+            } else {
+                last
+            }
+        })
     }
 
     fn part_of_all(&self, from: Time, to: Time, what: impl Fn(&DiskBin) -> u64) -> f64 {

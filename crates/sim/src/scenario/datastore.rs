@@ -72,6 +72,7 @@ pub(super) fn datastore(raw: &RawDatastore) -> Result<Datastore, ScenarioError> 
             }
         },
         learn: raw.learn.unwrap_or(false),
+        arrays: within("arrays", raw.arrays.unwrap_or(1), 1, 32)? as usize,
         coordination: match raw.coordination.as_deref() {
             None => None,
             Some("array") => Some(Coordination::Array),

@@ -29,6 +29,8 @@ pub struct Expect {
     pub percentile: f64,
     /// The reference value, if it has one: a rate, a latency in milliseconds.
     pub of: f64,
+    /// The array of the figure.
+    pub array: usize,
     /// The run.
     pub run: Variant,
     /// The figure that it is divided by.
@@ -157,6 +159,14 @@ measures! {
     External = "external",
     /// Mean number of I/Os at the datastore.
     Outstanding = "outstanding",
+    /// The disks' fraction of the guests' cost on one array, in percent.
+    ArrayShare = "array-share",
+    /// The fraction of one array's cost that the disks' work in the background has, in percent.
+    Background = "background",
+    /// MB per second that are copied to members of the disks.
+    RebuildRate = "rebuild-rate",
+    /// Seconds from the beginning of the phase until a rebuild of each disk has ended.
+    RebuildTime = "rebuild-time",
 }
 
 pub(super) fn expect(
@@ -186,9 +196,13 @@ pub(super) fn expect(
     let run = variant(raw.policy.as_deref(), None, None, scenario)?;
     let disks = disks_named(disks, scenario)?;
     let hosts = hosts_named(hosts, scenario)?;
+    if scenario.has_layouts() && matches!(what, Measure::LongestWait | Measure::Lag) {
+        return wrong("it is not known of disks with layouts, or of several arrays");
+    }
     let whole_phase = matches!(
         what,
         Measure::Settles
+            | Measure::RebuildTime
             | Measure::DeviceLatencySettles
             | Measure::Resumed
             | Measure::UnitsFirst
@@ -220,6 +234,7 @@ pub(super) fn expect(
         within: raw.within.unwrap_or(12.0),
         percentile: raw.percentile.unwrap_or(99.0),
         of: raw.of.unwrap_or(0.0),
+        array: array(raw.array, scenario)?,
         against: against.transpose()?,
         disks,
         hosts,
@@ -260,6 +275,16 @@ fn against(
             Some(names) => hosts_named(names, scenario)?,
         },
     })
+}
+
+fn array(array: Option<u32>, scenario: &Scenario) -> Result<usize, ScenarioError> {
+    let arrays = scenario.datastore.arrays;
+    match array.unwrap_or(0) as usize {
+        array if array < arrays => Ok(array),
+        array => wrong(format!(
+            "there is no array {array}: there are {arrays}, counted from 0"
+        )),
+    }
 }
 
 fn variant(

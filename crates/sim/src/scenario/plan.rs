@@ -9,7 +9,7 @@ use super::raw::{
 };
 use super::{
     Ceiling, Disk, Fault, FaultKind, Group, Host, Io, Pace, Phase, Scenario, ScenarioError,
-    Settings, Workload, datastore, expect, named, within, wrong,
+    Settings, Workload, datastore, expect, layout, named, within, wrong,
 };
 use crate::numbers::whole;
 use crate::trace::Trace;
@@ -56,7 +56,12 @@ pub(super) fn plan(raw: RawScenario) -> Result<Scenario, ScenarioError> {
         };
         for &host in on {
             for copy in 1..=within("count", raw.count, 1, 4_096)? {
-                let mut made = disk(raw, host, copy, on.len() > 1, &hosts, &disks)?;
+                let place = Place {
+                    host,
+                    copy,
+                    many_hosts: on.len() > 1,
+                };
+                let mut made = disk(raw, place, &hosts, &disks, datastore.arrays)?;
                 made.policy.group = member(raw, &limits)?;
                 disks.push(made);
             }
@@ -79,6 +84,7 @@ pub(super) fn plan(raw: RawScenario) -> Result<Scenario, ScenarioError> {
         phases,
         expects: Vec::new(),
     };
+    layout::check(&scenario)?;
     let settling = raw.settling.map_or(Span::from_secs(5), |length| length.0);
     for raw in &raw.expect {
         let checked = expect::expect(raw, &scenario, settling);
@@ -88,14 +94,26 @@ pub(super) fn plan(raw: RawScenario) -> Result<Scenario, ScenarioError> {
     Ok(scenario)
 }
 
-fn disk(
-    raw: &RawDisk,
+/// Which of a disk's copies one is.
+#[derive(Clone, Copy)]
+struct Place {
     host: usize,
     copy: u32,
     many_hosts: bool,
+}
+
+fn disk(
+    raw: &RawDisk,
+    place: Place,
     hosts: &[Host],
     before: &[Disk],
+    arrays: usize,
 ) -> Result<Disk, ScenarioError> {
+    let Place {
+        host,
+        copy,
+        many_hosts,
+    } = place;
     let own = numbered(&raw.name, copy, raw.count);
     let name = match many_hosts {
         true => format!("{}.{own}", hosts[host].name),
@@ -140,14 +158,17 @@ fn disk(
             "disk `{name}` is too small: its trace reaches to byte {reaches}"
         ));
     }
+    let (layout, members) = layout::layout(raw, arrays)?;
     Ok(Disk {
         workload,
         name,
         host,
         thread,
-        size,
+        size: layout.round_up(size, members.len()),
         policy: settings,
         unmanaged: raw.unmanaged,
+        layout,
+        members,
     })
 }
 
@@ -330,6 +351,8 @@ fn phases(raw: &RawScenario, disks: &[Disk]) -> Result<Vec<Phase>, ScenarioError
                 idle: Vec::new(),
                 speed: None,
                 set: Vec::new(),
+                remove: Vec::new(),
+                add: Vec::new(),
             }];
             &only
         }
@@ -362,6 +385,7 @@ fn phases(raw: &RawScenario, disks: &[Disk]) -> Result<Vec<Phase>, ScenarioError
             active: (0..disks.len()).map(|disk| !idle.contains(&disk)).collect(),
             speed: within("speed", raw.speed.unwrap_or(1_000), 1, 10_000)?,
             set,
+            members: layout::changes(raw, disks)?,
         });
     }
     Ok(phases)

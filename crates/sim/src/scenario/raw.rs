@@ -49,6 +49,8 @@ pub(crate) struct RawDatastore {
     pub(crate) coordination: Option<String>,
     /// Whether control learns the cost of requests. Default: false, as in the daemon.
     pub(crate) learn: Option<bool>,
+    /// The number of equal datastores, with an array each. Default: 1.
+    pub(crate) arrays: Option<u32>,
 }
 
 /// A named array, or servers with a queue.
@@ -124,6 +126,10 @@ pub(crate) struct RawDisk {
     /// Whether its I/Os bypass control: external load.
     #[serde(default)]
     pub(crate) unmanaged: bool,
+    /// Its layout, as `tidegate disk create --layout` takes it. Default: `plain`.
+    pub(crate) layout: Option<String>,
+    /// The arrays of its members, counted from 0. Default: one member on each; of a plain disk, the first.
+    pub(crate) on: Option<Vec<u32>>,
     pub(crate) workload: RawWorkload,
 }
 
@@ -220,6 +226,21 @@ pub(crate) struct RawPhase {
     /// New settings from its beginning on. They stay in effect.
     #[serde(default)]
     pub(crate) set: Vec<RawSet>,
+    /// Members that mirrors do without from its beginning on.
+    #[serde(default)]
+    pub(crate) remove: Vec<RawMember>,
+    /// Members that mirrors get again at its beginning. They are rebuilt.
+    #[serde(default)]
+    pub(crate) add: Vec<RawMember>,
+}
+
+/// A member of a disk with a layout.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct RawMember {
+    pub(crate) disk: String,
+    /// Its place in the layout, counted from 0.
+    pub(crate) member: u32,
 }
 
 /// A disk's new settings.
@@ -263,6 +284,8 @@ pub(crate) struct RawExpect {
     pub(crate) within: Option<f64>,
     pub(crate) percentile: Option<f64>,
     pub(crate) of: Option<f64>,
+    /// The array of the figure, counted from 0.
+    pub(crate) array: Option<u32>,
     pub(crate) policy: Option<String>,
     pub(crate) against: Option<RawAgainst>,
     pub(crate) at_least: Option<f64>,

@@ -57,6 +57,9 @@ fn unjudged(loaded: &Loaded, on: On, expect: &Expect) -> Option<String> {
             | Measure::Coordination
             | Measure::HostsLost
             | Measure::External
+            | Measure::ArrayShare
+            | Measure::Background
+            | Measure::RebuildRate
     );
     if on == On::Engine && simulated {
         return Some("only the simulator sees this".to_owned());
