@@ -83,6 +83,24 @@ fn a_rebuild_ends_though_a_guest_always_overwrites_the_same_piece() {
 }
 
 #[test]
+fn a_start_goes_on_with_the_last_member_though_copies_fail_on_both() {
+    let mut world = World::new(16 * MIB, 16);
+    world.write(1, 0);
+    world.begin_crash();
+    // One piece is read from member 0, because member 1 cannot read it.
+    world.finish_on(1, Err(Fault::Io));
+    world.finish_on(0, Ok(()));
+    world.finish_on(1, Ok(()));
+    assert!(world.has(0, Op::Write) && world.has(1, Op::Write));
+    world.fail_write(0);
+    world.fail_write(1);
+    let states = [0, 1].map(|member| world.state(member));
+    assert_eq!(states, [MemberState::OutOfSync, MemberState::InSync]);
+    world.finish_all();
+    assert_eq!(world.opened, Some(Ok(())));
+}
+
+#[test]
 fn what_was_read_from_a_member_that_was_dropped_meanwhile_is_not_copied() {
     let mut world = World::over(Members::new([7; 16], MIB / 16, 3), 16);
     world

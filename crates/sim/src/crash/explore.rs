@@ -190,7 +190,11 @@ fn run(world: &mut World, workload: &[Act], faults: bool, choices: &mut dyn Choo
     world.finish();
     let mut requests = workload.iter();
     let mut faults_left = u32::from(faults);
-    while world.breach().is_none() {
+    for step in 0.. {
+        world.bound(step);
+        if world.breach().is_some() {
+            break;
+        }
         // A crash between effects is like one after them: what they started may persist or not, and answers only add to
         // what must hold.
         while world.effects() > 0 && world.breach().is_none() {
@@ -285,7 +289,11 @@ pub fn fail_each(setup: &Setup, new: bool, acts: &[Act]) -> Result<u64, Failure>
 
 /// Opening after the crash goes its way, or is cut off by another crash at any step.
 fn recover(world: &mut World, choices: &mut dyn Choose) {
-    while world.breach().is_none() {
+    for step in 0.. {
+        world.bound(step);
+        if world.breach().is_some() {
+            return;
+        }
         while world.effects() > 0 && world.breach().is_none() {
             world.perform();
         }

@@ -357,7 +357,10 @@ impl Mirror {
             }
             (false, Err(fault)) => self.read_copy_elsewhere(cx, number, member, fault),
             (true, outcome) => {
-                if let Err(fault) = outcome {
+                // While the disk opens, what the last member has is what the disk has, as for a guest's write.
+                if let Err(fault) = outcome
+                    && (self.in_sync & bit == 0 || self.can_spare(bit))
+                {
                     self.drop_members(cx, bit, fault);
                     self.record(cx);
                 }

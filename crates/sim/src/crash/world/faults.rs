@@ -1,6 +1,6 @@
 //! Faults of a simulated disk's stores, and time: I/Os that fail by plan, stores that hang, deadlines that pass.
 
-use super::World;
+use super::{ENOUGH, World};
 use crate::crash::store::Store;
 use std::collections::BTreeSet;
 use tidegate_core::request::Fault;
@@ -81,7 +81,11 @@ impl World {
     /// Everything ends that no store keeps by hanging, and time passes, so often.
     pub fn wait(&mut self, times: u32) {
         for _ in 0..times {
-            while self.breach.is_none() {
+            for step in 0.. {
+                self.bound(step);
+                if self.breach.is_some() {
+                    break;
+                }
                 let ready = (0..self.in_flight()).find(|which| !self.hangs(*which));
                 if self.effects() > 0 {
                     self.perform();
@@ -94,6 +98,13 @@ impl World {
             if !self.pass_time() {
                 break;
             }
+        }
+    }
+
+    /// What goes on for more than enough steps never ends.
+    pub(in crate::crash) fn bound(&mut self, step: u32) {
+        if step > ENOUGH {
+            self.fail("what is under way never ends".to_owned());
         }
     }
 
