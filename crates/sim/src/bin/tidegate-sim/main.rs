@@ -21,7 +21,7 @@ tidegate-sim [--scenarios DIR] [--scenario NAME] [--seed N] [--scale PERCENT]
              [--swarm MINUTES] [--seeds COUNT] [--side-by-side] [--told]
              [--trace FROM TO]
 tidegate-sim --side-by-side [--seeds COUNT]
-tidegate-sim --stack [--seed N] [--seeds COUNT] [--swarm MINUTES]
+tidegate-sim --stack [--seed N] [--seeds COUNT] [--swarm MINUTES] [--shape NAME] [--runs COUNT]
 
 Without --scenario: all scenarios in DIR (scenarios/).
 --scale: run phases at PERCENT of their length.
@@ -31,6 +31,8 @@ Without --scenario: all scenarios in DIR (scenarios/).
 --told: print the governors' events.
 --trace: print the hosts' state in every tenth of a second, from second FROM to second TO.
 --stack: run the data path through crashes: all schedules of short workloads, or random runs from seed N on.
+--shape: with --stack, try this disk only, for instance 'mirror of 2'.
+--runs: with --stack, run all schedules of a workload only if they are not more; otherwise sample as many (20000).
 ";
 
 struct Options {
@@ -45,6 +47,8 @@ struct Options {
     side_by_side: bool,
     events: bool,
     trace: Option<(u64, u64)>,
+    shape: Option<String>,
+    runs: Option<u64>,
 }
 
 fn main() -> ExitCode {
@@ -70,6 +74,8 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
         side_by_side: false,
         events: false,
         trace: None,
+        shape: None,
+        runs: None,
     };
     while let Some(flag) = args.next() {
         let mut value = || {
@@ -89,6 +95,8 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
             "--seeds" => options.seeds = number(value()?)?,
             "--side-by-side" => options.side_by_side = true,
             "--stack" => options.stack = true,
+            "--shape" => options.shape = Some(value()?),
+            "--runs" => options.runs = Some(number(value()?)?),
             "--told" => options.events = true,
             "--trace" => {
                 let (from, to) = (number(value()?)?, number(value()?)?);
@@ -107,11 +115,13 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
 fn dispatch(options: &Options) -> Result<bool, String> {
     if options.stack {
         let many = options.swarm.is_some() || options.seeds < u64::MAX;
-        return Ok(stack::run(&stack::Options {
+        return stack::run(&stack::Options {
             seed: options.seed.or(many.then_some(1)),
             seeds: options.seeds,
             swarm: options.swarm,
-        }));
+            shape: options.shape.clone(),
+            runs: options.runs,
+        });
     }
     if options.side_by_side && options.scenario.is_none() {
         return write_comparison(options);

@@ -26,14 +26,28 @@ pub(crate) struct Options {
     pub(crate) seeds: u64,
     /// For how long.
     pub(crate) swarm: Option<Duration>,
+    /// The only disk to try, by name; all of them if there is none.
+    pub(crate) shape: Option<String>,
+    /// Runs of a workload, at most; one that has more is sampled instead, so often.
+    pub(crate) runs: Option<u64>,
 }
 
 /// Runs it and prints the result. Returns whether everything held.
-pub(crate) fn run(options: &Options) -> bool {
-    match options.seed {
-        Some(seed) => random(options, seed),
-        None => enumerate(),
+///
+/// # Errors
+/// No disk has that name.
+pub(crate) fn run(options: &Options) -> Result<bool, String> {
+    let tried = |name: &str| options.shape.as_ref().is_none_or(|only| only == name);
+    let mut names = SHAPES.iter().map(|(name, ..)| *name);
+    if !tried(WIDE_NAME) && !names.any(tried) {
+        let names: Vec<&str> = SHAPES.iter().map(|(name, ..)| *name).collect();
+        let names = names.join(", ");
+        return Err(format!("the disks are {names}, {WIDE_NAME}"));
     }
+    Ok(match options.seed {
+        Some(seed) => random(options, seed, tried),
+        None => enumerate(options, tried),
+    })
 }
 
 /// The disks that are tried, by name, and where their first chunk ends.
@@ -51,6 +65,7 @@ const SHAPES: [(&str, Shape, u64); 8] = [
 const SECTORS: u64 = 96;
 /// Sectors of a disk of several regions of a mirror's state: two regions and a part of a third.
 const WIDE: u64 = 2 * 2048 + 64;
+const WIDE_NAME: &str = "wide mirror of 2";
 
 fn setup(shape: Shape, sectors: u64) -> Setup {
     Setup {
@@ -61,10 +76,15 @@ fn setup(shape: Shape, sectors: u64) -> Setup {
     }
 }
 
-fn enumerate() -> bool {
-    SHAPES.iter().all(|(name, shape, edge)| {
+fn enumerate(options: &Options, tried: impl Fn(&str) -> bool) -> bool {
+    let depth = Depth {
+        runs: options.runs.unwrap_or(DEPTH.runs),
+        ..DEPTH
+    };
+    let mut shapes = SHAPES.iter().filter(|(name, ..)| tried(name));
+    shapes.all(|(name, shape, edge)| {
         let began = Instant::now();
-        let found = explore(&setup(*shape, SECTORS), &requests(edge - 1), DEPTH);
+        let found = explore(&setup(*shape, SECTORS), &requests(edge - 1), depth);
         let seconds = began.elapsed().as_secs_f64();
         println!(
             "{name}: {} workloads of up to {} requests ({} sampled), {} runs, {seconds:.1} s",
@@ -75,7 +95,7 @@ fn enumerate() -> bool {
     })
 }
 
-fn random(options: &Options, first: u64) -> bool {
+fn random(options: &Options, first: u64, tried: impl Fn(&str) -> bool) -> bool {
     let began = Instant::now();
     let seeds = match options.swarm {
         Some(_) => options.seeds,
@@ -89,13 +109,14 @@ fn random(options: &Options, first: u64) -> bool {
             break;
         }
         let small = SHAPES.map(|(name, shape, _)| (name, setup(shape, SECTORS)));
-        let wide = ("wide mirror of 2", setup(SHAPES[5].1, WIDE));
-        for (name, setup) in small.into_iter().chain([wide]) {
+        let wide = (WIDE_NAME, setup(SHAPES[5].1, WIDE));
+        let disks = small.into_iter().chain([wide]);
+        for (name, setup) in disks.filter(|(name, _)| tried(name)) {
             match seeds::run(&setup, seed, STEPS) {
                 Ok(completed) => (runs, ios) = (runs + 1, ios + completed),
                 Err(failure) => {
                     println!("{name}:");
-                    let command = format!("cargo xtask sim --stack --seed {seed}");
+                    let command = format!("cargo xtask sim --stack --seed {seed} --shape '{name}'");
                     return breach(&command, &failure);
                 }
             }
