@@ -167,7 +167,7 @@ fn a_member_that_went_on_alone_is_not_used_again_by_itself() {
 #[test]
 fn a_label_that_is_not_this_members_is_refused() {
     let formatted = World::new(SIZE, 16);
-    let opens_as = |members: Members| {
+    let opens_over = |formatted: &World, members: Members| {
         let mut world = World::unattached(members, 16);
         for member in 0..2 {
             world.put_back(member, formatted.copy_of(member));
@@ -175,11 +175,13 @@ fn a_label_that_is_not_this_members_is_refused() {
         world.crash();
         world.opened
     };
+    let opens_as = |members| opens_over(&formatted, members);
     let foreign = Some(Err(Refusal::Foreign(Target(0))));
     assert_eq!(opens_as(members()), Some(Ok(())));
     let other_disk = Members::new([8; 16], SIZE, 2);
     assert_eq!(opens_as(other_disk), foreign);
-    assert_eq!(opens_as(Members::new([7; 16], SIZE, 3)), foreign);
+    let larger = World::over(Members::new([7; 16], SIZE, 3), 16);
+    assert_eq!(opens_over(&larger, members()), foreign);
     let elsewhere = Members {
         data_at: DATA_AT / 2,
         ..members()
