@@ -4,7 +4,7 @@
 //! then the labels are sealed. A crash before that leaves a disk without data, which is formatted again.
 //!
 //! # Always true
-//! - a label is read as it was written, or refused with the reason
+//! - a label is read as it was written, or refused with the reason; bytes without a meaning are not read, and zero when written
 //! - a sealed label exists only on a disk whose layouts had written everything that they need, durably
 //!
 //! # Picture

@@ -4,7 +4,8 @@
 //! newer one readable.
 //!
 //! # Always true
-//! - a block is read as it was written, or refused with the reason
+//! - a block is read as it was written, or refused with the reason; bytes and flags without a meaning are not read, and zero
+//!   when written
 //!
 //! # Picture
 //! ```text

@@ -1,0 +1,58 @@
+//! Replays the corpus of the fuzzers of layouts' blocks, and adds mutations.
+
+use proptest::prelude::*;
+use std::path::PathBuf;
+
+#[path = "../../../fuzz/bodies/member_label.rs"]
+mod member_label;
+#[path = "../../../fuzz/bodies/mirror_state.rs"]
+mod mirror_state;
+#[path = "../../../fuzz/bodies/sealed.rs"]
+mod sealed;
+
+fn corpus(target: &str) -> Vec<Vec<u8>> {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("../../fuzz/corpus")
+        .join(target);
+    let entries =
+        std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut files: Vec<PathBuf> = entries
+        .map(|entry| entry.expect("a folder is read").path())
+        .collect();
+    files.sort();
+    assert!(files.len() >= 10, "the corpus of {target} is missing");
+    let read = |file| std::fs::read(file).expect("a seed is read");
+    files.into_iter().map(read).collect()
+}
+
+#[test]
+fn damaged_and_foreign_labels_are_handled() {
+    corpus("member_label")
+        .iter()
+        .for_each(|input| member_label::run(input));
+}
+
+#[test]
+fn damaged_and_contradictory_states_are_handled() {
+    corpus("mirror_state")
+        .iter()
+        .for_each(|input| mirror_state::run(input));
+}
+
+/// An input with one byte changed, within the fields.
+fn changed(inputs: &[Vec<u8>], which: prop::sample::Index, at: usize, byte: u8) -> Vec<u8> {
+    let mut input = which.get(inputs).clone();
+    if let Some(place) = input.get_mut(at) {
+        *place = byte;
+    }
+    input
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn changed_blocks_are_handled(which: prop::sample::Index, at in 0..200_usize, byte: u8) {
+        member_label::run(&changed(&corpus("member_label"), which, at, byte));
+        mirror_state::run(&changed(&corpus("mirror_state"), which, at, byte));
+    }
+}
