@@ -293,6 +293,7 @@ impl Mirror {
         if self.scrub.is_some() {
             self.end_scrub(cx);
         }
+        self.refuse_new(cx, dropped, fault);
     }
 }
 
@@ -376,6 +377,7 @@ impl Layout for Mirror {
 
     fn hung(&mut self, cx: &mut LayoutCx<'_>, target: Target) {
         let bit = 1 << target.0;
+        self.refuse_new(cx, bit & self.active(), Fault::Gone);
         let needed = self.in_sync & bit != 0 && !self.can_spare(bit);
         if needed || self.leads(bit) {
             return;

@@ -240,3 +240,43 @@ fn a_new_disk_is_not_formatted_while_a_member_is_away() {
         assert_eq!(world.opened, Some(Ok(())));
     }
 }
+
+#[test]
+fn a_new_mirror_that_loses_a_member_is_refused_and_formatted_again() {
+    for fails in [true, false] {
+        let mut world = World::unattached(members(), 16);
+        world.holds = vec![Target(1)];
+        world.attach();
+        // Its label is read and written. Then the first state fails, or hangs.
+        world.end_block(1, Ok(()));
+        world.end_block(1, Ok(()));
+        match fails {
+            true => world.end_block(1, Err(Fault::Io)),
+            false => world.pass(11),
+        }
+        assert!(matches!(
+            world.opened,
+            Some(Err(Refusal::Failed(Target(1), _)))
+        ));
+        assert_eq!(world.recorded(0).in_sync, 0b11, "no member is alone");
+        world.pass(60);
+        assert_eq!(world.recorded(0).in_sync, 0b11, "no member is alone");
+        world.crash();
+        assert_eq!(world.opened, Some(Ok(())));
+        assert_eq!(world.state(1), MemberState::InSync);
+    }
+}
+
+#[test]
+fn a_mirror_that_refused_to_open_records_nothing() {
+    let mut world = World::new(SIZE, 16);
+    world.write(1, 0);
+    world.begin_crash();
+    world.holds = MEMBERS.to_vec();
+    world.finish_all();
+    // The hot region is equal, and both are to record that. One fails, then the other hangs.
+    world.end_block(0, Err(Fault::Io));
+    world.pass(11);
+    assert!(matches!(world.opened, Some(Err(Refusal::Failed(..)))));
+    assert!(world.held.iter().all(|block| block.target == Target(1)));
+}

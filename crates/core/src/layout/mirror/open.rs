@@ -7,6 +7,7 @@
 //! # Always true
 //! - a member that missed writes is never read before it was rebuilt
 //! - after opening, members in sync are equal
+//! - a new mirror opens only if all members that are used have both of its first states
 //! - a member gets only the regions that it missed if its own state shows that it was in sync until it was dropped
 
 use super::copier::Copier;
@@ -121,10 +122,18 @@ impl Mirror {
         }
     }
 
-    fn refuse(&mut self, cx: &mut LayoutCx<'_>, refusal: Refusal) {
+    pub(super) fn refuse(&mut self, cx: &mut LayoutCx<'_>, refusal: Refusal) {
         self.opening = None;
         self.in_sync = 0;
         cx.opened(Err(refusal));
+    }
+
+    /// A new disk that has lost a member is refused, and formatted again later. States of a mirror with fewer members would
+    /// stay on those, and the next formatting could lose others.
+    pub(super) fn refuse_new(&mut self, cx: &mut LayoutCx<'_>, lost: u32, fault: Fault) {
+        if let (Some(Opening::Fresh { .. }), Some(lost)) = (&self.opening, each(lost).next()) {
+            self.refuse(cx, Refusal::Failed(lost, fault));
+        }
     }
 
     /// A state block was read or written.

@@ -160,7 +160,10 @@ impl Mirror {
     /// Writes the state as it stands, unless one is being written.
     pub(super) fn record(&mut self, cx: &mut LayoutCx<'_>) {
         let records = &mut self.records;
-        if !self.kept || records.writing.is_some() || records.durable >= records.version {
+        // A mirror that has refused to open has no member in sync.
+        let refused = self.in_sync == 0;
+        if !self.kept || refused || records.writing.is_some() || records.durable >= records.version
+        {
             return;
         }
         records.sequence += 1;
@@ -303,9 +306,8 @@ impl Mirror {
 
     fn fail_waiting(&mut self, cx: &mut LayoutCx<'_>) {
         if !matches!(self.opening, None | Some(Opening::Done)) {
-            self.opening = None;
             let first = Target(u8::try_from(self.in_sync.trailing_zeros()).unwrap_or(0));
-            return cx.opened(Err(Refusal::Failed(first, Fault::Io)));
+            return self.refuse(cx, Refusal::Failed(first, Fault::Io));
         }
         for (_, op) in core::mem::take(&mut self.records.waiting) {
             self.end(cx, op, Err(Fault::Io));
