@@ -72,6 +72,13 @@ pub const MAX_FILTERS: usize = 16;
 /// The most members of a layout: as many as the data path supports.
 pub const MAX_MEMBERS: usize = 32;
 
+/// How long a member of a mirror may leave I/O unanswered, unless a disk says otherwise.
+pub const MEMBER_TIMEOUT: Span = Span(10_000_000_000);
+
+/// The shortest and the longest such time. Working datastores pause for less than the one, and no guest waits for the
+/// other.
+pub const MEMBER_TIMEOUTS: [Span; 2] = [Span(1_000_000_000), Span(3_600_000_000_000)];
+
 /// The longest text of a layout.
 const MAX_LAYOUT: usize = 64;
 
@@ -127,6 +134,13 @@ pub struct Descriptor {
     /// Counts the changes of its members. Of two descriptors of one disk, the one with the higher number counts.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub generation: u64,
+    /// How long a member of a mirror may leave I/O unanswered before the mirror goes on without it. None:
+    /// [`MEMBER_TIMEOUT`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub member_timeout: Option<Span>,
+    /// What a mirror does with guests' I/O after it has lost every member that has all bytes.
+    #[serde(default, skip_serializing_if = "OnLoss::is_fail")]
+    pub on_loss: OnLoss,
     /// Its I/O control policy.
     #[serde(default)]
     pub policy: PolicyText,
@@ -198,6 +212,42 @@ impl std::str::FromStr for MemberPlace {
             }
         }
         Ok(member)
+    }
+}
+
+/// What a mirror does with guests' I/O after it has lost every member that has all bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnLoss {
+    /// It fails.
+    #[default]
+    Fail,
+    /// It waits until one of these members is back, or the disk is detached.
+    Wait,
+}
+
+impl OnLoss {
+    fn is_fail(&self) -> bool {
+        *self == OnLoss::Fail
+    }
+
+    /// Its name.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            OnLoss::Fail => "fail",
+            OnLoss::Wait => "wait",
+        }
+    }
+}
+
+impl std::str::FromStr for OnLoss {
+    type Err = String;
+    fn from_str(text: &str) -> Result<OnLoss, String> {
+        match text {
+            "fail" => Ok(OnLoss::Fail),
+            "wait" => Ok(OnLoss::Wait),
+            _ => Err(format!("'{text}' is neither fail nor wait")),
+        }
     }
 }
 
@@ -434,6 +484,8 @@ impl Descriptor {
             moved_from: None,
             layout: None,
             generation: 0,
+            member_timeout: None,
+            on_loss: OnLoss::Fail,
             policy: PolicyText::default(),
             members: Vec::new(),
         }
@@ -502,6 +554,15 @@ impl Descriptor {
             return refuse(
                 format!("{} filters are more than {MAX_FILTERS}", self.filters.len()),
                 "leave some out",
+            );
+        }
+        let [shortest, longest] = MEMBER_TIMEOUTS;
+        if let Some(timeout) = self.member_timeout
+            && !(shortest..=longest).contains(&timeout)
+        {
+            return refuse(
+                format!("member_timeout {timeout} is not from {shortest} to {longest}"),
+                format!("say --member-timeout {shortest} to {longest}, or --member-timeout none"),
             );
         }
         if self.devices().any(|path| !path.is_absolute()) {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
-use crate::descriptor::{CacheMode, MemberPlace};
+use crate::descriptor::{CacheMode, MemberPlace, OnLoss};
 use crate::iocontrol::Admission;
 use crate::layout::{Member, Scrub};
 use crate::name::Name;
@@ -44,6 +44,12 @@ pub struct Disk {
     /// The members of its layout, in order. Empty: a plain disk.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub members: Vec<Member>,
+    /// How long a member may leave I/O unanswered before the disk goes on without it, if it has members like that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub member_timeout_ms: Option<u64>,
+    /// What its guests' I/O does after the loss of every member that has all bytes, if it is a mirror.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_loss: Option<OnLoss>,
     /// The comparison of its members that runs, or the last one since it was attached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scrub: Option<Scrub>,
@@ -343,6 +349,17 @@ pub struct DiskSet {
     /// The whole filter stack, guest side first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filters: Option<Vec<String>>,
+    /// How long a member of a mirror may leave I/O unanswered before the mirror goes on without it; null: 10 seconds.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "null_is_a_value"
+    )]
+    #[schema(value_type = Option<u64>)]
+    pub member_timeout_ms: Option<Option<u64>>,
+    /// What a mirror does with guests' I/O after the loss of every member that has all bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_loss: Option<OnLoss>,
     /// Changes to its policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<PolicySet>,

@@ -185,6 +185,16 @@ pub enum Happening {
         /// The disk.
         disk: Name,
     },
+    /// A mirror has lost all members that had its bytes, and its guests' I/O waits for one of them.
+    IoWaiting {
+        /// The disk.
+        disk: Name,
+    },
+    /// Guests' I/O of a mirror goes on: a member that has all bytes is back.
+    IoResumed {
+        /// The disk.
+        disk: Name,
+    },
     /// A comparison of a disk's members has ended.
     Scrubbed {
         /// The disk.
@@ -252,6 +262,8 @@ impl Happening {
             Happening::MemberGivenUp { .. } => "member-given-up",
             Happening::MemberImageMissing { .. } => "member-image-missing",
             Happening::MembersLost { .. } => "members-lost",
+            Happening::IoWaiting { .. } => "io-waiting",
+            Happening::IoResumed { .. } => "io-resumed",
             Happening::Scrubbed { .. } => "scrubbed",
             Happening::DiskMoved { .. } => "disk-moved",
             Happening::Missed { .. } => "missed",

@@ -134,7 +134,7 @@ pub struct MemberList {
     pub members: Vec<Member>,
 }
 
-/// A request to give a disk a member in an empty place, or another one in place of an old one.
+/// A request to give a disk one more member, or another one in place of an old one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MemberAdd {

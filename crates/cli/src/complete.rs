@@ -42,6 +42,20 @@ pub(crate) fn datastores() -> ArgValueCandidates {
     })
 }
 
+/// Completes what a mirror does after the loss of its members.
+pub(crate) fn losses() -> ArgValueCandidates {
+    let all = [
+        ("fail", "guests' I/O fails"),
+        ("wait", "it waits until a member that has all bytes is back"),
+    ];
+    ArgValueCandidates::new(move || {
+        let candidate = |(what, help): &(&str, &'static str)| {
+            CompletionCandidate::new(*what).help(Some((*help).into()))
+        };
+        all.iter().map(candidate).collect()
+    })
+}
+
 /// Completes layouts.
 pub(crate) fn layouts() -> ArgValueCandidates {
     let all = [

@@ -11,7 +11,7 @@ use tidegate_api::iocontrol::{Admission, Promise};
 use tidegate_api::name::Name;
 use tidegate_api::problem::ProblemCode;
 use tidegate_api::routes;
-use tidegate_api::units::Shares;
+use tidegate_api::units::{Shares, Span};
 
 use crate::failure::{Failure, sentences};
 use crate::output::{Detail, Shown, names};
@@ -274,6 +274,11 @@ impl Shown for Answer {
         ];
         if !self.members.is_empty() {
             pairs.push(("layout", layout::tree(self)));
+        }
+        if let (Some(timeout), Some(on_loss)) = (self.member_timeout_ms, self.on_loss) {
+            let timeout = Span(timeout.saturating_mul(1_000_000));
+            pairs.push(("member timeout", timeout.to_string()));
+            pairs.push(("on loss", on_loss.as_str().to_owned()));
         }
         pairs.extend([
             (

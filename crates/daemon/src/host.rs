@@ -179,12 +179,14 @@ impl Host {
             layout_options: plan.layout_options.clone(),
             control,
         };
+        let cut = refusals::cut(plan, &opened);
         let (images, seen) = joined::take_apart(plan, opened);
         let attached = self.with(|engine| Ok(attach_images(engine, spec, images)))?;
         let disk = attached.map_err(|e| match e.kind() {
             Kind::Invalid if seen.opened_size < plan.size && plan.layout.is_plain() => {
                 problem(&e).remedy(mend_cut(&plan.name, seen.opened_size, plan.block_size))
             }
+            Kind::Invalid if cut.is_some() => cut.unwrap_or_else(|| problem(&e)),
             _ => match e.refusal() {
                 Some(refusal) => refusals::told(plan, refusal),
                 None => problem(&e),

@@ -50,10 +50,10 @@ pub(crate) struct List {
     disk: Name,
 }
 
-/// Add a member in the place of a removed one
+/// Add a member to a mirrored disk
 ///
-/// The disk must be attached. The new member is rebuilt while guests use the disk. Interrupting this command does not stop
-/// that.
+/// It takes the place of a removed member, or a mirror gets one more, up to 4. The disk must be attached. The new member is
+/// rebuilt while guests use the disk. Interrupting this command does not stop that.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -82,6 +82,7 @@ pub(crate) struct Replace {
     disk: Name,
 
     /// The member's number
+    #[arg(value_parser = number)]
     member: u8,
 
     #[command(flatten)]
@@ -102,6 +103,7 @@ pub(crate) struct Remove {
     disk: Name,
 
     /// The member's number
+    #[arg(value_parser = number)]
     member: u8,
 
     #[command(flatten)]
@@ -118,6 +120,14 @@ struct New {
     /// Answer with the job at once
     #[arg(long)]
     no_wait: bool,
+}
+
+/// Reads the number of a member.
+pub(super) fn number(text: &str) -> Result<u8, String> {
+    text.parse().map_err(|_| {
+        "it is not the number of a member: they count from 0 (see `tidegate disk member list`)"
+            .to_owned()
+    })
 }
 
 impl Add {
@@ -168,6 +178,9 @@ impl Shown for MemberList {
     }
 
     fn table(&self, detail: Detail) -> String {
+        if self.members.is_empty() {
+            return "the disk is plain: it is one image, without members".to_owned();
+        }
         let mut head = vec![
             "MEMBER",
             "DATASTORE",

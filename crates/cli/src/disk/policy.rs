@@ -67,7 +67,7 @@ pub(super) struct PolicyFlags {
 
 /// A value, or the word `none`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct OrNone<T>(Option<T>);
+pub(super) struct OrNone<T>(pub(super) Option<T>);
 
 impl<T: FromStr> FromStr for OrNone<T> {
     type Err = T::Err;

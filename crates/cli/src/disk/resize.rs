@@ -59,6 +59,8 @@ impl Resize {
         let before = disk.size_bytes;
         let data = match before.checked_sub(size_bytes) {
             None | Some(0) => ResizeData::Keep,
+            // It cannot shrink at all: the daemon says so before anything is lost.
+            Some(_) if !disk.members.is_empty() => ResizeData::Keep,
             Some(lost) => {
                 must_be_possible(&disk, size_bytes)?;
                 let lost = figures::bytes(lost);

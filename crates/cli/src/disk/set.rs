@@ -1,13 +1,14 @@
 //! `tidegate disk set`: the settings of a disk; filters and policy also while it is in use.
 
 use clap::{ArgGroup, Args};
-use tidegate_api::descriptor::CacheMode;
+use tidegate_api::descriptor::{CacheMode, OnLoss};
 use tidegate_api::disk::DiskSet;
 use tidegate_api::name::Name;
 use tidegate_api::routes;
+use tidegate_api::units::Span;
 
 use super::create::stack;
-use super::policy::{PolicyFlags, notice_of_group};
+use super::policy::{OrNone, PolicyFlags, notice_of_group};
 use crate::complete;
 use crate::failure::Failure;
 use crate::session::Session;
@@ -19,7 +20,7 @@ use crate::session::Session;
 #[derive(Debug, Args)]
 #[command(
     group = ArgGroup::new("changes").required(true).multiple(true).args([
-        "filters", "no_filters", "cache", "read_only", "read_write", "serial", "queues", "seg_max",
+        "filters", "no_filters", "cache", "read_only", "read_write", "serial", "queues", "seg_max", "member_timeout", "on_loss",
         "shares", "reservation", "limit", "burst_iops", "burst_seconds", "limit_bandwidth", "latency_target", "group",
     ]),
     after_help = "\
@@ -29,6 +30,7 @@ Examples:
   tidegate disk set db1 --shares high --limit 2000iops --limit-bandwidth unlimited
   tidegate disk set db1 --reservation 500iops --burst-iops 6000iops --burst-seconds 30
   tidegate disk set db1 --group shop --latency-target 5ms
+  tidegate disk set db1 --member-timeout 30s --on-loss wait
   tidegate disk set iso1 --read-only
 
 --filter gives the whole stack; `tidegate filter add` and `filter remove` change one filter of it."
@@ -72,6 +74,14 @@ pub(crate) struct Set {
     #[arg(long, value_name = "N")]
     seg_max: Option<u16>,
 
+    /// How long a member of a mirror may leave I/O unanswered before the mirror goes on without it, 1s to 1h; none: 10s
+    #[arg(long, value_name = "TIME")]
+    member_timeout: Option<OrNone<Span>>,
+
+    /// What a mirror does with guests' I/O after it has lost every member that has all bytes: fail or wait
+    #[arg(long, value_name = "WHAT", add = complete::losses())]
+    on_loss: Option<OnLoss>,
+
     #[command(flatten)]
     policy: PolicyFlags,
 }
@@ -101,6 +111,10 @@ impl Set {
             queues: self.queues,
             seg_max: self.seg_max,
             filters: stack(self.filters, self.no_filters),
+            member_timeout_ms: self
+                .member_timeout
+                .map(|OrNone(time)| time.map(|Span(nanos)| nanos.div_ceil(1_000_000))),
+            on_loss: self.on_loss,
             unpromised: self.policy.unpromised(),
             policy: self.policy.changes(),
         }
@@ -130,6 +144,10 @@ mod tests {
         assert_eq!(sent(&["--no-filters"]), r#"{"filters":[]}"#);
         assert_eq!(sent(&["--filter", "stats"]), r#"{"filters":["stats"]}"#);
         assert_eq!(sent(&["--shares", "low"]), r#"{"policy":{"shares":500}}"#);
+        assert_eq!(
+            sent(&["--member-timeout", "30s", "--on-loss", "wait"]),
+            r#"{"member_timeout_ms":30000,"on_loss":"wait"}"#
+        );
     }
 
     #[test]
@@ -153,6 +171,7 @@ mod tests {
                 r#"{"policy":{"latency_target_us":null}}"#,
             ),
             ("--group", r#"{"policy":{"group":null}}"#),
+            ("--member-timeout", r#"{"member_timeout_ms":null}"#),
         ] {
             assert_eq!(sent(&[flag, "none"]), json);
         }

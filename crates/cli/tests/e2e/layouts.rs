@@ -7,10 +7,10 @@ use crate::support::daemon::Daemon;
 use crate::support::place::Place;
 use crate::support::program::Program;
 
-/// A daemon with the datastores `one`, `two` and `three`.
-fn start(place: &Place) -> (Daemon, [PathBuf; 3]) {
+/// A daemon with the datastores `one`, `two`, `three` and `four`.
+fn start(place: &Place) -> (Daemon, [PathBuf; 4]) {
     let daemon = Daemon::start(place);
-    let paths = ["one", "two", "three"].map(|name| {
+    let paths = ["one", "two", "three", "four"].map(|name| {
         let path = place.join(name);
         fs::create_dir(&path).expect("a directory can be created");
         let shown = path.display().to_string();
@@ -60,7 +60,7 @@ fn states(daemon: &Daemon) -> Vec<String> {
 #[test]
 fn fio_verifies_a_striped_disk_which_is_not_attached_without_a_member() {
     let place = Place::new();
-    let (daemon, [_, two, _]) = start(&place);
+    let (daemon, [_, two, ..]) = start(&place);
     create(&daemon, "stripe:chunk=64K", &["one", "two", "three"]);
     fio(&daemon);
     daemon.run(&["disk", "detach", "d"]);
@@ -78,7 +78,7 @@ fn fio_verifies_a_striped_disk_which_is_not_attached_without_a_member() {
 #[test]
 fn fio_verifies_a_mirrored_disk_after_a_crash_without_a_member_and_with_a_replaced_one() {
     let place = Place::new();
-    let (mut daemon, [_, two, _]) = start(&place);
+    let (mut daemon, [_, two, ..]) = start(&place);
     create(&daemon, "mirror", &["one", "two"]);
     fio(&daemon);
     daemon.crash_and_restart();
@@ -105,9 +105,34 @@ fn fio_verifies_a_mirrored_disk_after_a_crash_without_a_member_and_with_a_replac
 }
 
 #[test]
+fn a_mirror_gets_two_more_members_while_fio_verifies_it() {
+    let place = Place::new();
+    let (mut daemon, paths) = start(&place);
+    create(&daemon, "mirror", &["one", "two"]);
+    daemon.run(&["disk", "set", "d", "--member-timeout", "30s"]);
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| fio(&daemon));
+        for on in ["three", "four"] {
+            daemon.run(&["disk", "member", "add", "d", "--on", on]);
+        }
+        load.join().expect("fio finds each block as it was written");
+    });
+    assert_eq!(states(&daemon), ["in-sync"; 4]);
+    let shown = daemon.run(&["disk", "show", "d"]);
+    assert!(shown.contains("member timeout:  30s"), "{shown}");
+    daemon.crash_and_restart();
+    assert_eq!(states(&daemon), ["in-sync"; 4]);
+    daemon.run(&["disk", "scrub", "d"]);
+    assert_eq!(daemon.json(&["disk", "show", "d"])["scrub"]["different"], 0);
+    daemon.run(&["disk", "detach", "d"]);
+    daemon.run(&["disk", "delete", "d", "--yes"]);
+    assert!(paths.iter().all(|path| !path.join("d").exists()));
+}
+
+#[test]
 fn a_disk_is_moved_to_and_fro_while_fio_verifies_it() {
     let place = Place::new();
-    let (daemon, [one, two, _]) = start(&place);
+    let (daemon, [one, two, ..]) = start(&place);
     daemon.run(&[
         "disk",
         "create",

@@ -407,7 +407,7 @@ pub(crate) fn disk(found: &Found) -> Outcome<DiskPlan> {
             filters::traced(&found.descriptor),
         )?,
         layout: layout::of(&found.descriptor)?,
-        layout_options: LayoutOptions::default(),
+        layout_options: layout::options(&found.descriptor),
         members: match found.descriptor.members.as_slice() {
             [] => vec![found.datastore.to_string()],
             members => members.iter().map(ToString::to_string).collect(),

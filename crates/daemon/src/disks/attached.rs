@@ -256,6 +256,21 @@ impl Attached {
         Ok(old)
     }
 
+    /// Gives a mirror one more member.
+    pub(crate) fn add_member(
+        &self,
+        opened: host::Opened,
+        image: Option<OpenImage>,
+        uses: Option<MemberUse>,
+    ) -> Outcome<()> {
+        self.disk.add_member(opened)?;
+        self.standing(|standing| {
+            standing.images.extend(image);
+            standing.uses.extend(uses);
+        });
+        Ok(())
+    }
+
     /// Whether it rejects all writes.
     pub(crate) fn is_read_only(&self) -> bool {
         self.disk.is_read_only()

@@ -19,6 +19,7 @@ use tidegate_api::disk as api;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 
+use crate::config::plan;
 use crate::config::root::Root;
 use crate::control::Controls;
 use crate::disks::attached::{Attached, AttachedDisks};
@@ -43,6 +44,7 @@ mod datastores;
 mod degraded;
 mod displaced;
 mod groups;
+mod grow;
 mod images;
 mod layouts;
 mod leases;
@@ -376,6 +378,8 @@ impl DiskService {
         let standing = live.as_ref().and_then(|live| live.descriptor());
         let filters = standing.map_or_else(|| descriptor.filters.clone(), |held| held.filters);
         let report = live.as_ref().and_then(|live| live.layout());
+        let spec = plan::layout::of(descriptor).ok();
+        let redundant = spec.filter(|spec| spec.is_redundant()).map(|_| descriptor);
         let lost = live.as_deref().and_then(leases::lost);
         let harmed = live.as_deref().and_then(Attached::harmed);
         api::Disk {
@@ -398,6 +402,8 @@ impl DiskService {
                 .clone()
                 .unwrap_or_else(|| "plain".to_owned()),
             members: self.describe_members(found, live.as_deref(), report.as_ref()),
+            member_timeout_ms: redundant.map(|d| plan::layout::timeout(d).0 / 1_000_000),
+            on_loss: redundant.map(|d| d.on_loss),
             scrub: report.as_ref().and_then(members::scrub),
             filters,
             policy: policy::tell(&descriptor.policy),
@@ -550,6 +556,8 @@ fn unreadable(name: &Name, datastore: &Name, wanted: bool, problem: Problem) -> 
         seg_max: 0,
         layout: String::new(),
         members: Vec::new(),
+        member_timeout_ms: None,
+        on_loss: None,
         scrub: None,
         filters: Vec::new(),
         policy: api::Policy::default(),

@@ -65,6 +65,9 @@ struct NotedJob {
     /// The file that it writes until that is complete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     draft: Option<PathBuf>,
+    /// What to do if it is interrupted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    remedy: Option<String>,
     /// Whether its interruption was logged.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     logged: bool,
@@ -75,6 +78,8 @@ struct Entry {
     what: String,
     disk: Name,
     draft: Option<PathBuf>,
+    /// What to do if it is interrupted, if not to start it again.
+    remedy: Option<String>,
     /// How to end its work, if that goes on without it.
     instead: Option<String>,
     progress: Arc<Progress>,
@@ -103,12 +108,13 @@ impl Jobs {
         };
         let mut news = false;
         for noted in noted.jobs {
-            let (id, problem) = (noted.id, interrupted(&noted.what));
+            let (id, problem) = (noted.id, interrupted(&noted.what, noted.remedy.as_deref()));
             if !noted.logged {
                 news = true;
                 tracing::warn!(job = id, disk = %noted.disk, "{problem}");
             }
             let mut entry = Entry::new(noted.what, noted.disk, noted.draft, Arc::default());
+            entry.remedy = noted.remedy;
             entry.end = Some((JobState::Interrupted, 0.0, Some(problem)));
             table.last = table.last.max(id);
             table.jobs.insert(id, entry);
@@ -167,11 +173,30 @@ impl Jobs {
         self.run(Entry::new(what, disk, draft, Arc::default()), work)
     }
 
-    /// Like `start`, for following work that goes on without the job. `instead` says how to end that.
+    /// Like `start`, for work that is not to be started again if it is interrupted: `remedy` says what to do then.
+    pub(crate) fn start_once<W>(
+        self: &Arc<Self>,
+        what: String,
+        disk: Name,
+        remedy: String,
+        work: W,
+    ) -> Job
+    where
+        W: FnOnce(&Progress) -> Outcome<()> + Send + 'static,
+    {
+        let entry = Entry {
+            remedy: Some(remedy),
+            ..Entry::new(what, disk, None, Arc::default())
+        };
+        self.run(entry, work)
+    }
+
+    /// Like `start_once`, for following work that goes on without the job. `instead` says how to end that.
     pub(crate) fn start_lasting<W>(
         self: &Arc<Self>,
         what: String,
         disk: Name,
+        remedy: String,
         instead: String,
         work: W,
     ) -> Job
@@ -179,6 +204,7 @@ impl Jobs {
         W: FnOnce(&Progress) -> Outcome<()> + Send + 'static,
     {
         let entry = Entry {
+            remedy: Some(remedy),
             instead: Some(instead),
             ..Entry::new(what, disk, None, Arc::default())
         };
@@ -291,6 +317,7 @@ impl Entry {
             what,
             disk,
             draft,
+            remedy: None,
             instead: None,
             progress,
             began: Instant::now(),
@@ -320,6 +347,7 @@ impl Table {
                     what: entry.what.clone(),
                     disk: entry.disk.clone(),
                     draft: entry.draft.clone(),
+                    remedy: entry.remedy.clone(),
                     logged: entry.end.is_some(),
                 })
                 .collect(),
@@ -380,10 +408,11 @@ fn read_noted(file: &Path) -> Outcome<Noted> {
     })
 }
 
-fn interrupted(what: &str) -> Problem {
+fn interrupted(what: &str, remedy: Option<&str>) -> Problem {
+    let again = "start it again; if it wrote to a block device, that is incomplete";
     Problem::new(ProblemCode::Stopping, format!("cannot {what}"))
         .because("the daemon ended while it ran")
-        .remedy("start it again; if it wrote to a block device, that is incomplete")
+        .remedy(remedy.unwrap_or(again))
 }
 
 fn lasting(id: u64, what: &str, instead: &str) -> Problem {
@@ -543,6 +572,10 @@ mod tests {
         let first = Jobs::open(file.clone());
         let (done, _) = first.enter(entry("export disk a"));
         let (cut, _) = first.enter(entry("import x as disk a"));
+        let (moved, _) = first.enter(Entry {
+            remedy: Some("see where disk a is".to_owned()),
+            ..entry("move disk a")
+        });
         first.ended(done, Ok(()));
         // The daemon dies here. The next job has a new number, and is also interrupted.
         let second = Jobs::open(file.clone());
@@ -558,7 +591,13 @@ mod tests {
         assert!(next > cut);
         let third = Jobs::open(file.clone());
         let states: Vec<_> = third.list().iter().map(|job| (job.id, job.state)).collect();
-        assert_eq!(states, [cut, next].map(|id| (id, JobState::Interrupted)));
+        assert_eq!(
+            states,
+            [cut, moved, next].map(|id| (id, JobState::Interrupted))
+        );
+        let remedy = |id| third.job(id).unwrap().problem.unwrap().remedy.unwrap();
+        assert_eq!(remedy(moved), "see where disk a is");
+        assert!(remedy(next).contains("start it again"));
         // An unreadable file does not prevent the start.
         std::fs::write(&file, "nonsense").unwrap();
         assert!(Jobs::open(file).list().is_empty());

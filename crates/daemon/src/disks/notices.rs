@@ -66,7 +66,10 @@ impl Notices {
 
     fn add(&self, disk: &Name, notice: LayoutNotice) {
         self.push(disk, Notice::Layout(notice));
-        if let LayoutNotice::Dropped { .. } | LayoutNotice::RebuildFailed { .. } = notice {
+        if let LayoutNotice::Dropped { .. }
+        | LayoutNotice::RebuildFailed { .. }
+        | LayoutNotice::Waiting = notice
+        {
             self.degraded.notify_one();
         }
     }

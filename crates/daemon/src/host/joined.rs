@@ -76,6 +76,11 @@ impl Joined {
         }
     }
 
+    /// Records that it has one more member.
+    pub(super) fn add(&self, opened: Described) {
+        self.table().push(Some(opened.0));
+    }
+
     fn table(&self) -> MutexGuard<'_, Vec<Option<OneMember>>> {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }

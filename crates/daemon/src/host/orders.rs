@@ -55,6 +55,15 @@ impl Disk {
         Ok(OldMember(old))
     }
 
+    /// Gives a mirror one more member, which lacks all bytes.
+    pub(crate) fn add_member(&self, opened: Opened) -> Outcome<()> {
+        let described = Described::of(&opened);
+        let added = self.disk.add_member(Some(opened.image));
+        added.map_err(|e| self.refused(&e))?;
+        self.seen.add(described);
+        Ok(())
+    }
+
     /// Begins to move it to another image: each write goes to both from now on.
     pub(crate) fn begin_transfer(&self, to: Opened) -> Outcome<Described> {
         let described = Described::of(&to);

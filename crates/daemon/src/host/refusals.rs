@@ -3,6 +3,7 @@
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::layout::{Refusal, Target};
 
+use super::Opened;
 use crate::config::plan::DiskPlan;
 
 /// The problem of a disk whose layout does not open.
@@ -88,6 +89,38 @@ pub(super) fn told(plan: &DiskPlan, refusal: Refusal) -> Problem {
     Problem::new(code, what).because(why).remedy(remedy)
 }
 
+/// The problem of a disk that has a member whose image is shorter than it was created.
+pub(super) fn cut(plan: &DiskPlan, opened: &[Option<Opened>]) -> Option<Problem> {
+    if plan.layout.is_plain() {
+        return None;
+    }
+    let needs = plan.layout.member_size(plan.size, plan.members.len());
+    let sizes = opened.iter().map(|one| one.as_ref().map(Opened::size));
+    let (nth, has) = sizes
+        .enumerate()
+        .find_map(|(nth, size)| Some((nth, size.filter(|has| *has < needs)?)))?;
+    Some(shortened(plan, nth, has, needs))
+}
+
+fn shortened(plan: &DiskPlan, nth: usize, has: u64, needs: u64) -> Problem {
+    let (disk, on) = (&plan.name, &plan.members[nth]);
+    let give_up = match plan.layout.is_redundant() {
+        true => format!(
+            "; or, if the other members have all data that you need, move this image away, then: tidegate disk attach {disk} \
+             --without {nth}"
+        ),
+        false => String::new(),
+    };
+    Problem::new(
+        ProblemCode::Corrupt,
+        format!("the image of member {nth} on {on} of disk {disk} was cut"),
+    )
+    .because(format!("it has {has} bytes, and needs {needs}"))
+    .remedy(format!(
+        "nothing was changed; put the whole image back{give_up}"
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -121,5 +154,11 @@ mod tests {
             assert!(problem.what.contains("member 1 on ssd2"), "{problem}");
             assert_eq!(problem.code, code);
         }
+        let problem = shortened(&plan, 1, 4096, 8192);
+        assert!(
+            problem.to_string().contains("member 1 on ssd2"),
+            "{problem}"
+        );
+        assert!(problem.remedy.unwrap().contains("attach a --without 1"));
     }
 }

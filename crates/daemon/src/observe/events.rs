@@ -266,6 +266,8 @@ fn sentence(datastore: &Name, happening: &Happening) -> String {
         | Happening::MemberGivenUp { .. }
         | Happening::MemberImageMissing { .. }
         | Happening::MembersLost { .. }
+        | Happening::IoWaiting { .. }
+        | Happening::IoResumed { .. }
         | Happening::Scrubbed { .. }
         | Happening::DiskMoved { .. } => of_layout(datastore, happening),
         Happening::Missed { count } => {
@@ -306,6 +308,13 @@ fn of_layout(datastore: &Name, happening: &Happening) -> String {
             "disk {disk} has lost all members that have its bytes: its I/O fails; repair their datastores, then detach \
              and attach it"
         ),
+        Happening::IoWaiting { disk } => format!(
+            "disk {disk} has lost all members that have its bytes: its I/O waits until one of them is back; repair their \
+             datastores"
+        ),
+        Happening::IoResumed { disk } => {
+            format!("the I/O of disk {disk} goes on: a member that has all bytes is back")
+        }
         Happening::Scrubbed {
             disk,
             different: 0,
@@ -341,6 +350,8 @@ fn log(event: &Event) {
         | Happening::MemberGivenUp { disk, .. }
         | Happening::MemberImageMissing { disk, .. }
         | Happening::MembersLost { disk }
+        | Happening::IoWaiting { disk }
+        | Happening::IoResumed { disk }
         | Happening::Scrubbed { disk, .. }
         | Happening::DiskMoved { disk, .. } => (Some(disk), None),
         Happening::HostSeen { host, .. } | Happening::HostLost { host, .. } => (None, Some(host)),
@@ -379,6 +390,7 @@ fn wants_a_look(happening: &Happening) -> bool {
             | Happening::MemberGivenUp { .. }
             | Happening::MemberImageMissing { .. }
             | Happening::MembersLost { .. }
+            | Happening::IoWaiting { .. }
     ) || matches!(
         happening,
         Happening::Scrubbed { different, unreadable, .. } if different + unreadable > 0

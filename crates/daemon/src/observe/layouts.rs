@@ -53,7 +53,9 @@ pub(crate) fn happening(
                 why: words(fault).to_owned(),
             },
         ),
-        LayoutNotice::Lost | LayoutNotice::Waiting => (home(), Happening::MembersLost { disk }),
+        LayoutNotice::Lost => (home(), Happening::MembersLost { disk }),
+        LayoutNotice::Waiting => (home(), Happening::IoWaiting { disk }),
+        LayoutNotice::Resumed => (home(), Happening::IoResumed { disk }),
         LayoutNotice::Scrubbed(scrub) => (
             home(),
             Happening::Scrubbed {
@@ -64,7 +66,7 @@ pub(crate) fn happening(
                 unreadable: scrub.unreadable,
             },
         ),
-        LayoutNotice::ReadFailed { .. } | LayoutNotice::Resumed => return None,
+        LayoutNotice::ReadFailed { .. } => return None,
     })
 }
 

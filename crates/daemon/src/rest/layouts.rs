@@ -29,7 +29,7 @@ async fn list(State(daemon): Shared, Path(of): Path<String>) -> Answer<MemberLis
     .await
 }
 
-/// Gives a disk a member in an empty place
+/// Gives a disk a member in an empty place, or a mirror one more
 #[utoipa::path(post, path = "/v1/disks/{name}/members", tag = "disks", params(("name" = String, Path)),
     request_body = MemberAdd, responses(
     (status = 200, description = "It is being rebuilt: ask for the job", body = Job),

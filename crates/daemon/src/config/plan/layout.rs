@@ -1,7 +1,9 @@
 //! The layout of a disk, checked: its text and its members become a [`LayoutSpec`].
 
-use tidegate_api::descriptor::Descriptor;
-use tidegate_core::layout::LayoutSpec;
+use tidegate_api::descriptor::{self as api, Descriptor, MEMBER_TIMEOUT};
+use tidegate_api::units::Span;
+use tidegate_core::layout::{LayoutSpec, OnLoss};
+use tidegate_engine::LayoutOptions;
 
 use crate::os_error::{self, Outcome};
 
@@ -35,6 +37,28 @@ pub(crate) fn of(descriptor: &Descriptor) -> Outcome<LayoutSpec> {
     ))
     .because(format!("a row has {row} bytes"))
     .remedy(format!("use {nearest} bytes")))
+}
+
+/// What a disk's settings say about its layout.
+pub(crate) fn options(descriptor: &Descriptor) -> LayoutOptions {
+    LayoutOptions {
+        member_timeout: timeout(descriptor).to_duration(),
+        on_loss: on_loss(descriptor),
+        ..LayoutOptions::default()
+    }
+}
+
+/// How long a member may leave I/O unanswered.
+pub(crate) fn timeout(descriptor: &Descriptor) -> Span {
+    descriptor.member_timeout.unwrap_or(MEMBER_TIMEOUT)
+}
+
+/// What happens to guests' I/O after the loss of every member in sync.
+pub(crate) fn on_loss(descriptor: &Descriptor) -> OnLoss {
+    match descriptor.on_loss {
+        api::OnLoss::Fail => OnLoss::Fail,
+        api::OnLoss::Wait => OnLoss::Wait,
+    }
 }
 
 /// Fails unless a layout works with so many members.

@@ -209,7 +209,7 @@ impl DiskService {
         plan.layout_options = LayoutOptions {
             without: given_up(order, plan.members.len())?,
             notices: Some(self.notices.sink(&found.name)),
-            ..LayoutOptions::default()
+            ..plan.layout_options
         };
         // Each member is under its datastore's control. The disk's limits are under that of its own datastore, or if that is
         // away, of the first member.

@@ -8,12 +8,15 @@ use tidegate_api::descriptor::Descriptor;
 use tidegate_api::disk as api;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_api::units::Span;
+use tidegate_core::layout::LayoutOrder;
+use tidegate_core::units as core;
 use tidegate_engine::lease::Lease;
 
 use super::leases::DiskLeases;
 use super::policy;
 use super::{DiskService, locked, must_be_home};
-use crate::config::plan::{self, ImagePlan};
+use crate::config::plan::{self, ImagePlan, layout};
 use crate::disks::attached::Attached;
 use crate::disks::copy::device;
 use crate::host;
@@ -85,6 +88,9 @@ impl DiskService {
                      flag only when it connects")
                 .remedy(format!("detach it first: tidegate disk detach {name}")));
         }
+        if order.member_timeout_ms.is_some() || order.on_loss.is_some() {
+            must_be_redundant(&after).map_err(|e| e.within(&what))?;
+        }
         // Everything in a command must be valid, and the command itself allows the paths that it names.
         plan::disk(&after)?;
         if order.filters.is_some() {
@@ -133,6 +139,12 @@ impl DiskService {
                 true => Ok(()),
                 false => live.set_policy(&policy),
             };
+            let lossy = |d: &Descriptor| (d.member_timeout, d.on_loss);
+            let policed =
+                policed.and_then(|()| match lossy(&standing) == lossy(&here.descriptor) {
+                    true => Ok(()),
+                    false => order_loss(live, &here.descriptor),
+                });
             // Filters come last: if the disk's datastore hangs, they take effect when it resumes.
             let changed =
                 policed.and_then(|()| match standing.filters == here.descriptor.filters {
@@ -143,6 +155,9 @@ impl DiskService {
                 // The file is authoritative. The old policy is restored along with it, as far as possible.
                 if let Ok(policy) = self.policy(&standing) {
                     let _ = live.set_policy(&policy);
+                }
+                if lossy(&standing) != lossy(&here.descriptor) {
+                    let _ = order_loss(live, &standing);
                 }
                 return Err(match self.store.write_descriptor(&before) {
                     Ok(()) => problem,
@@ -352,6 +367,29 @@ impl DiskService {
     }
 }
 
+/// Fails unless a disk can go on without a member.
+fn must_be_redundant(disk: &Found) -> Outcome<()> {
+    let spec = layout::of(&disk.descriptor)?;
+    match spec.is_redundant() {
+        true => Ok(()),
+        false => Err(Problem::new(
+            ProblemCode::Unsupported,
+            "--member-timeout and --on-loss are for mirrors",
+        )
+        .because(format!(
+            "its layout is {spec}: it cannot go on without a member"
+        ))
+        .remedy("leave them out")),
+    }
+}
+
+/// Puts a disk's settings for the loss of members into effect.
+pub(super) fn order_loss(live: &Attached, descriptor: &Descriptor) -> Outcome<()> {
+    let timeout = core::Span::from_nanos(layout::timeout(descriptor).0);
+    live.order(LayoutOrder::Timeout(timeout))?;
+    live.order(LayoutOrder::OnLoss(layout::on_loss(descriptor)))
+}
+
 /// Whether a disk has an image that can be locked. A missing one needs no lock, and its disk must be deletable.
 fn has_image_file(found: &Found) -> bool {
     matches!(found.settings, DatastoreSettings::Dir { .. }) && found.image().exists()
@@ -455,6 +493,8 @@ pub(super) fn describe_new(
         queues: order.queues,
         seg_max: order.seg_max,
         filters: order.filters.clone(),
+        member_timeout_ms: None,
+        on_loss: None,
         policy: Some(policy::all_of(&order.policy)),
         unpromised: order.unpromised,
     };
@@ -525,6 +565,8 @@ fn apply(descriptor: &mut Descriptor, order: &api::DiskSet, what: &str) -> Outco
         queues,
         seg_max,
         filters,
+        member_timeout_ms,
+        on_loss,
         policy: changes,
         unpromised: _,
     } = order.clone();
@@ -535,6 +577,11 @@ fn apply(descriptor: &mut Descriptor, order: &api::DiskSet, what: &str) -> Outco
     d.queues = queues.unwrap_or(d.queues);
     d.seg_max = seg_max.unwrap_or(d.seg_max);
     d.filters = filters.unwrap_or_else(|| d.filters.clone());
+    d.on_loss = on_loss.unwrap_or(d.on_loss);
+    if let Some(timeout) = member_timeout_ms {
+        // What is too long is out of range below.
+        d.member_timeout = timeout.map(|ms| Span(ms.saturating_mul(1_000_000)));
+    }
     if let Some(changes) = changes {
         policy::apply(&mut d.policy, &changes, what)?;
     }

@@ -150,9 +150,11 @@ impl DiskService {
         if after < before {
             return Err(Problem::new(ProblemCode::Unsupported, what)
                 .because(format!(
-                    "it has {before} bytes, and a disk with a layout cannot shrink"
+                    "only plain disks can shrink, and its layout is {spec}: it has {before} bytes, and {after} are requested"
                 ))
-                .remedy("create a smaller disk, and copy what you need over NBD"));
+                .remedy(
+                    "keep its size; or create a smaller disk and copy what you need in a guest that has both",
+                ));
         }
         disk.descriptor.size.0 = after;
         let range = disk.descriptor.check();

@@ -76,25 +76,25 @@ impl DiskService {
             false => format!("compare the members of disk {name}"),
             true => format!("compare the members of disk {name}, and repair differences"),
         };
-        Ok(self.jobs.start(what, name.clone(), move |progress| {
-            follow_scrub(&live, progress)
-        }))
+        let remedy = format!("start it again: tidegate disk scrub {name}");
+        Ok(self
+            .jobs
+            .start_once(what, name.clone(), remedy, move |progress| {
+                follow_scrub(&live, progress)
+            }))
     }
 
-    /// Gives an attached disk a member in an empty place.
+    /// Gives an attached disk a member in an empty place, or a mirror one more.
     pub(crate) fn add_member(&self, name: &Name, place: MemberPlace) -> Outcome<Job> {
         let what = format!("cannot add a member to disk {name}");
         let claim = self.claim(name, &what)?;
         let (disk, _turn) = self.find_to_change(name)?;
         let members = &disk.descriptor.members;
-        let Some(nth) = members.iter().position(|member| member.removed) else {
-            return Err(os_error::invalid(what)
-                .because("it has no empty place: a disk keeps the number of members that it was created with")
-                .remedy(format!(
-                    "replace a member: tidegate disk member replace {name} MEMBER --on {place}"
-                )));
-        };
+        let empty = members.iter().position(|member| member.removed);
         claim.keep(&place.datastore);
+        let Some(nth) = empty else {
+            return self.grow(&disk, place, &what);
+        };
         self.exchange_member(disk, nth, place, &what)
     }
 
@@ -197,7 +197,7 @@ impl DiskService {
 
     pub(super) fn follow_new_member(&self, live: Arc<Attached>, disk: &Found, nth: usize) -> Job {
         let (name, on) = (disk.name.clone(), &disk.descriptor.members[nth]);
-        tracing::info!(disk = %name, member = nth, %on, "a member was replaced");
+        tracing::info!(disk = %name, member = nth, %on, "a new member gets all data");
         let what = format!("rebuild member {nth} of disk {name} on {on}");
         let instead = match nth {
             0 => format!(
@@ -207,9 +207,12 @@ impl DiskService {
                 "wait for it, or remove the new member: tidegate disk member remove {name} {nth}"
             ),
         };
+        let remedy = format!(
+            "nothing: the rebuild goes on while the disk is attached (tidegate disk member list {name})"
+        );
         let place = on.clone();
         self.jobs
-            .start_lasting(what, name, instead, move |progress| {
+            .start_lasting(what, name, remedy, instead, move |progress| {
                 follow_rebuild(&live, nth, &place, progress)
             })
     }
@@ -308,7 +311,7 @@ impl DiskService {
     }
 
     /// The other members of a disk, which are open and have their leases.
-    fn others_open(&self, disk: &Found, nth: usize) -> OpenMembers {
+    pub(super) fn others_open(&self, disk: &Found, nth: usize) -> OpenMembers {
         let mut found = self.founds(disk).unwrap_or_default();
         found.retain(|(other, _)| *other != nth);
         OpenMembers {
@@ -318,7 +321,7 @@ impl DiskService {
     }
 
     /// Stores a changed list of members.
-    fn change_members(&self, live: &Attached, disk: &Found) -> Outcome<()> {
+    pub(super) fn change_members(&self, live: &Attached, disk: &Found) -> Outcome<()> {
         let mut disk = disk.clone();
         disk.descriptor.generation += 1;
         let settling = live.settling();
@@ -377,7 +380,7 @@ fn state_of(live: &Attached, nth: usize) -> Option<MemberState> {
     Some(live.layout()?.members.get(nth)?.state)
 }
 
-fn target(nth: usize) -> Target {
+pub(super) fn target(nth: usize) -> Target {
     Target(u8::try_from(nth).unwrap_or(u8::MAX))
 }
 

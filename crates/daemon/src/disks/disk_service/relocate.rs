@@ -73,11 +73,18 @@ impl DiskService {
             .map_err(|e| e.within(&what))?;
         let (service, rate) = (Arc::clone(self), order.rate_bytes_per_s);
         let job = format!("move disk {name} to datastore {}", order.to);
-        Ok(self.jobs.start(job, name.clone(), move |progress| {
-            service
-                .carry_out(&claim, moving, rate, progress)
-                .map_err(|e| e.within(what))
-        }))
+        let remedy = format!(
+            "see where the disk is: tidegate disk show {name}; it is whole there. If that is not datastore {0}, repeat the command: \
+             tidegate disk move {name} --to {0}",
+            order.to
+        );
+        Ok(self
+            .jobs
+            .start_once(job, name.clone(), remedy, move |progress| {
+                service
+                    .carry_out(&claim, moving, rate, progress)
+                    .map_err(|e| e.within(what))
+            }))
     }
 
     /// Creates the new image, and begins to write to both.
@@ -423,7 +430,10 @@ fn follow(live: &Attached, progress: &Progress) -> Outcome<()> {
             None if begun || since.elapsed() > BEGINNING => {
                 return Err(Problem::new(ProblemCode::Busy, "the move was interrupted")
                     .because("the disk was detached, or its I/O in flight did not end")
-                    .remedy("attach it, and try again"));
+                    .remedy(format!(
+                        "the disk is whole where it was; attach it if it is not (tidegate disk attach {}), and move it again",
+                        live.name()
+                    )));
             }
             None => {}
         }

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use tidegate_api::descriptor::Descriptor;
 
 use super::DiskService;
+use super::change::order_loss;
 use crate::config::plan;
 use crate::disks::attached::Attached;
 use crate::files::Stamp;
@@ -73,10 +74,16 @@ impl DiskService {
             live.restack(&filters)?;
             tracing::info!(disk = %live.name(), "filters of a disk were changed in its descriptor");
         }
+        let lossy = |d: &Descriptor| (d.member_timeout, d.on_loss);
+        if lossy(now) != lossy(&before) && live.layout().is_some() {
+            order_loss(live, now)?;
+        }
         // Values that a guest reads only when it connects stay the same until the disk is attached again.
         live.set_descriptor(Descriptor {
             policy,
             filters: now.filters.clone(),
+            member_timeout: now.member_timeout,
+            on_loss: now.on_loss,
             ..before
         });
         Ok(())

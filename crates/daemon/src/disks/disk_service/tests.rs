@@ -21,6 +21,7 @@ use crate::control::Identity;
 
 mod detaching;
 mod displaced;
+mod growth;
 mod hanging;
 mod images;
 mod layouts;
