@@ -14,7 +14,7 @@ use tidegate_api::routes;
 use tidegate_api::units::{Shares, Span};
 
 use crate::failure::{Failure, sentences};
-use crate::output::{Detail, Shown, names};
+use crate::output::{Detail, Shown};
 use crate::session::Session;
 use crate::{complete, figures, table};
 
@@ -94,13 +94,21 @@ pub(crate) struct List {
 
 impl List {
     fn run(self, session: &Session) -> Result<(), Failure> {
-        let Some(datastore) = self.datastore else {
-            return session.show(routes::DISKS, &[]);
+        let client = session.client()?;
+        let disks = match self.datastore {
+            None => client.look(routes::DISKS, &[])?,
+            // A name needs no escape in a query.
+            Some(datastore) => {
+                client.look_by(routes::DISKS, &[], &format!("datastore={datastore}"))?
+            }
         };
-        // A name needs no escape in a query.
-        let query = format!("datastore={datastore}");
-        let disks = session.client()?.look_by(routes::DISKS, &[], &query)?;
-        session.console.show(&disks)
+        session.console.show(&disks)?;
+        // No other verb shows them: the disk of that name is the one that is used.
+        for disk in disks.disks.iter().filter(|disk| is_outdated(disk)) {
+            let problem = disk.problem.iter().map(sentences);
+            problem.for_each(|problem| session.console.say(&problem));
+        }
+        Ok(())
     }
 }
 
@@ -123,6 +131,12 @@ impl Show {
     }
 }
 
+/// Whether it is what is left of a disk that is elsewhere now.
+fn is_outdated(disk: &Answer) -> bool {
+    let code = disk.problem.as_ref().map(|problem| problem.code);
+    code == Some(ProblemCode::Exists) && !disk.attached
+}
+
 /// What a disk is doing, in a word.
 fn state(disk: &Answer) -> &'static str {
     let what = disk.problem.as_ref().map_or("", |problem| &problem.what);
@@ -131,6 +145,7 @@ fn state(disk: &Answer) -> &'static str {
         disk.attached,
     ) {
         _ if disk.detaching => "detaching",
+        _ if is_outdated(disk) => "outdated",
         // It is served, and its directory is not where it was.
         (Some(ProblemCode::NotFound), true) => "attached, missing",
         // It is served, and its datastore's file system is not mounted.
@@ -348,7 +363,8 @@ impl Shown for Answer {
 
 impl Shown for DiskList {
     fn names(&self) -> Vec<String> {
-        names(&self.disks, |disk| &disk.name)
+        let disks = self.disks.iter().filter(|disk| !is_outdated(disk));
+        disks.map(|disk| disk.name.to_string()).collect()
     }
 
     fn table(&self, detail: Detail) -> String {
@@ -432,6 +448,7 @@ mod tests {
             ),
             (false, true, "locked", "another host has it", "problem"),
             (false, false, "datastore", "it failed", "problem"),
+            (false, false, "exists", "it is outdated", "outdated"),
         ];
         for (attached, wanted, code, what, expected) in cases {
             assert_eq!(said(attached, wanted, code, what), expected, "{what}");

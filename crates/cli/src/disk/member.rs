@@ -179,7 +179,7 @@ impl Shown for MemberList {
 
     fn table(&self, detail: Detail) -> String {
         if self.members.is_empty() {
-            return "the disk is plain: it is one image, without members".to_owned();
+            return "the disk is plain: it is one image, without members\n".to_owned();
         }
         let mut head = vec![
             "MEMBER",

@@ -21,6 +21,7 @@ use tidegate_api::datastore::DatastoreSettings;
 use tidegate_api::descriptor::Descriptor;
 use tidegate_api::disk::Allocation;
 use tidegate_api::name::Name;
+use tidegate_api::problem::ProblemCode;
 
 use super::contents::{self, DESCRIPTOR, MEMBER};
 use super::disks::NewFolder;
@@ -108,7 +109,13 @@ impl Store {
             },
             image: image.then_some((member.descriptor.size.0, Allocation::Thin)),
         };
-        self.create_folder(&new, |_| Ok(()))
+        let created = self.create_folder(&new, |_| Ok(()));
+        created.map_err(|problem| match problem.code {
+            ProblemCode::Exists => {
+                problem.remedy("move that directory away, or name another datastore")
+            }
+            _ => problem,
+        })
     }
 
     /// Deletes the directory of a member that a disk no longer has, unless another of its members is there.

@@ -49,8 +49,8 @@ fn degraded(name: &Name, report: &LayoutReport, places: &[MemberPlace]) -> Optio
             format!("wait until it is rebuilt: tidegate disk member list {name}")
         }
         _ => format!(
-            "repair datastore {on}, and the member is rebuilt by itself; or replace it: tidegate disk member replace {name} {nth} \
-             --on DATASTORE"
+            "make its image on datastore {on} available, and it is rebuilt by itself; or replace it: tidegate disk member \
+             replace {name} {nth} --on DATASTORE"
         ),
     }))
 }

@@ -113,6 +113,7 @@ impl DiskService {
         }
         let (disk, _turn) = self.find_to_change(name)?;
         must_have(&disk, nth, &what)?;
+        must_be_elsewhere(&disk, nth, &place).map_err(|e| e.within(&what))?;
         claim.keep(&place.datastore);
         self.exchange_member(disk, nth, place, &what)
     }
@@ -391,6 +392,23 @@ fn must_have(disk: &Found, nth: usize, what: &str) -> Outcome<()> {
             .because("it has no such member")
             .remedy(format!("see `tidegate disk member list {}`", disk.name))),
     }
+}
+
+/// Fails if a member is to be replaced by one in the same place.
+pub(super) fn must_be_elsewhere(disk: &Found, nth: usize, place: &MemberPlace) -> Outcome<()> {
+    if disk.descriptor.members[nth] != *place {
+        return Ok(());
+    }
+    let name = &disk.name;
+    Err(
+        os_error::invalid(format!("it is on {place} already")).remedy(match nth {
+            0 => "name another place (see `tidegate datastore list`)".to_owned(),
+            _ => format!(
+                "name another place; or, for a new image in this one: tidegate disk member remove {name} {nth}, then: \
+                 tidegate disk member add {name} --on {place}"
+            ),
+        }),
+    )
 }
 
 /// Fails for the first member: its datastore has the disk's descriptor.

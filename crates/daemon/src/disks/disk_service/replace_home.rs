@@ -16,7 +16,7 @@ use tidegate_api::job::Job;
 use tidegate_api::name::Name;
 
 use super::DiskService;
-use super::orders::CLOSING;
+use super::orders::{CLOSING, must_be_elsewhere};
 use crate::disks::attached::Attached;
 use crate::os_error::Outcome;
 use crate::store::Found;
@@ -34,6 +34,7 @@ impl DiskService {
             Ok(found) => (found, true),
             Err(problem) => (self.find_copy(name, problem)?, false),
         };
+        must_be_elsewhere(&before, 0, &place).map_err(|e| e.within(what))?;
         let mut disk = Found {
             datastore: place.datastore.clone(),
             settings: self.store.datastore(&place.datastore)?,

@@ -470,16 +470,18 @@ fn a_member_is_not_replaced_where_that_protects_nothing_and_nothing_is_left() {
     };
     assert!(replace(1, "one").contains("protect nothing"));
     assert!(replace(7, "shared").contains("no such member"));
+    for (nth, on) in [(0, "one"), (1, "two")] {
+        assert!(replace(nth, on).contains(&format!("it is on {on} already")));
+    }
     let removed = stage.disk_service.remove_member(&name("a"), 0).unwrap_err();
     assert!(
         removed.to_string().contains("descriptor is with it"),
         "{removed}"
     );
-    let added = stage
-        .disk_service
-        .add_member(&name("a"), "shared".parse().unwrap());
-    assert!(added.unwrap_err().to_string().contains("no empty place"));
-    assert!(!stage.shared.join("a").exists());
+    fs::create_dir(stage.shared.join("a")).unwrap();
+    let in_the_way = replace(1, "shared");
+    assert!(in_the_way.contains("shared/a exists"), "{in_the_way}");
+    assert_eq!(files(&stage.shared.join("a")), Vec::<String>::new());
     assert_eq!(stage.states(), [MemberState::InSync; 2]);
 }
 
