@@ -33,6 +33,7 @@ pub use tree::{Members, Tree};
 
 pub(crate) use tree::{Load, TREE};
 
+pub mod cache;
 pub mod label;
 pub mod mirror;
 pub mod report;
