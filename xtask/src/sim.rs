@@ -17,3 +17,11 @@ pub(crate) fn run(workspace: &Workspace, args: &[&str]) -> anyhow::Result<()> {
     sim.current_dir(&workspace.root).args(args);
     steps.run("simulation", &mut sim)
 }
+
+/// Compares cache policies. The simulator is optimised in a debug build as well, and this takes seconds.
+pub(crate) fn cache_policies(workspace: &Workspace, args: &[&str]) -> anyhow::Result<()> {
+    let mut sim = cargo(workspace);
+    sim.args(["run", "--quiet", "--package", "tidegate-sim", "--"]);
+    sim.arg("--cache-policies").args(args);
+    Steps::new().run("comparison of cache policies", &mut sim)
+}

@@ -4,7 +4,7 @@
 //! - a workload is the same each time
 //!
 //! # Units
-//! Requests of 4 KiB if not said otherwise, one each millisecond.
+//! Requests of 4 KiB if not said otherwise, one every 20 ms.
 
 use super::requests::Request;
 use tidegate_core::units::{Span, Time};
@@ -71,7 +71,7 @@ impl Maker {
     }
 
     fn push(&mut self, offset: u64, len: u64, is_write: bool) {
-        let at = Time::ZERO + Span::from_millis(self.requests.len() as u64);
+        let at = Time::ZERO + Span::from_millis(self.requests.len() as u64 * 20);
         self.requests.push(Request {
             at,
             is_write,

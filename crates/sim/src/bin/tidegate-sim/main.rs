@@ -14,6 +14,7 @@ use tidegate_sim::judge::{describe, judge, side_by_side, too_short};
 use tidegate_sim::swarm::Tally;
 use tidegate_sim::{Policy, Run, Scenario, Variant, Verdict};
 
+mod cache_policies;
 mod stack;
 
 const USAGE: &str = "\
@@ -22,6 +23,7 @@ tidegate-sim [--scenarios DIR] [--scenario NAME] [--seed N] [--scale PERCENT]
              [--trace FROM TO]
 tidegate-sim --side-by-side [--seeds COUNT]
 tidegate-sim --stack [--seed N] [--seeds COUNT] [--swarm MINUTES] [--shape NAME] [--runs COUNT]
+tidegate-sim --cache-policies [--check] [--each-block] [--trace FILE]...
 
 Without --scenario: all scenarios in DIR (scenarios/).
 --scale: run phases at PERCENT of their length.
@@ -33,6 +35,7 @@ Without --scenario: all scenarios in DIR (scenarios/).
 --stack: run the data path through crashes: all schedules of short workloads, or random runs from seed N on.
 --shape: with --stack, try this disk only, for instance 'mirror of 2'.
 --runs: with --stack, run all schedules of a workload only if they are not more; otherwise sample as many (20000).
+--cache-policies: compare cache policies, and write the tables in docs/flash-cache.md again.
 ";
 
 struct Options {
@@ -52,7 +55,12 @@ struct Options {
 }
 
 fn main() -> ExitCode {
-    match options(std::env::args().skip(1)).and_then(|options| dispatch(&options)) {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let done = match args.split_first() {
+        Some((first, rest)) if first == "--cache-policies" => cache_policies::run(rest),
+        _ => options(args.into_iter()).and_then(|options| dispatch(&options)),
+    };
+    match done {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
