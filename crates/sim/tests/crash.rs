@@ -1,5 +1,6 @@
 //! The data path through crashes: every schedule of short workloads, long random runs, and what the simulator catches.
 
+use std::path::Path;
 use tidegate_core::filter::FilterSpec;
 use tidegate_core::layout::mirror::state::{HOT_MAX, REGION};
 use tidegate_core::layout::{LayoutOrder, Refusal, Target};
@@ -18,6 +19,8 @@ const TWO: Depth = Depth {
 };
 /// Random requests reach over several chunks of a stripe.
 const SECTORS: u64 = 96;
+/// Two regions of a mirror's state, and a part of a third.
+const WIDE: u64 = 2 * 2048 + 64;
 
 fn disk(shape: Shape, filters: &[&str]) -> Setup {
     let filters = filters.iter().map(|text| text.parse::<FilterSpec>());
@@ -295,10 +298,42 @@ fn disks_keep_their_promises_through_random_runs() {
     }
     // Several regions of a mirror's state.
     let wide = Setup {
-        sectors: 2 * 2048 + 64,
+        sectors: WIDE,
         ..disk(Shape::Mirror { members: 2 }, &["stats"])
     };
     holds_in_random_runs(&wide, 10);
+}
+
+/// Steps of a past failure: as many as a random run of `cargo xtask sim --stack` has.
+const PAST_STEPS: u32 = 2_000;
+
+#[test]
+fn past_failures_of_the_data_path_stay_repaired() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("seeds/stack");
+    let files = std::fs::read_dir(dir).expect("the past failures are here");
+    let mut count = 0;
+    for file in files {
+        let text = std::fs::read_to_string(file.expect("a file").path()).expect("readable");
+        let past: toml::Table = text.parse().expect("TOML");
+        let word = |key: &str| past[key].as_str().expect("a text").to_owned();
+        let (shape, sectors) = match word("shape").as_str() {
+            "mirror of 2" => (Shape::Mirror { members: 2 }, SECTORS),
+            "wide mirror of 2" => (Shape::Mirror { members: 2 }, WIDE),
+            other => panic!("{other} has no past failure so far"),
+        };
+        assert!(!word("story").trim().is_empty(), "what happened, and why");
+        let seed = past["seed"].as_integer().expect("a number");
+        let seed = u64::try_from(seed).expect("not negative");
+        let setup = Setup {
+            sectors,
+            ..disk(shape, &["stats"])
+        };
+        if let Err(failure) = seeds::run(&setup, seed, PAST_STEPS) {
+            panic_with(&failure);
+        }
+        count += 1;
+    }
+    assert!(count >= 2);
 }
 
 /// A disk that breaks a promise, and a word of what is found.
