@@ -213,6 +213,70 @@ fn the_same_on_real_daemons_is_compared_with_the_simulator_and_leaves_no_daemon(
     assert_eq!(runs.count(), 2);
 }
 
+/// A mirror on fast arrays, which loses a member and gets it again.
+const MIRRORED: &str = r#"
+name = "mirrored"
+title = "A rebuild beside a guest"
+source = "made up"
+settling = "500ms"
+[datastore]
+array = { servers = 4, read = "200us" }
+arrays = 2
+[[host]]
+name = "h"
+[[disk]]
+name = "db1"
+host = "h"
+size = "64MiB"
+layout = "mirror"
+workload = { kind = "access", outstanding = 1, reads = 70 }
+[[phase]]
+name = "whole"
+lasts = "1s"
+[[phase]]
+name = "lost"
+lasts = "1s"
+remove = [{ disk = "db1", member = 1 }]
+[[phase]]
+name = "rebuild"
+lasts = "1s"
+add = [{ disk = "db1", member = 1 }]
+[[phase]]
+name = "after"
+lasts = "9s"
+[[expect]]
+what = "rebuild-time"
+phase = "rebuild"
+at-most = 10
+source = "it ends"
+[[expect]]
+what = "latency-percentile"
+phase = "rebuild"
+against = { phase = "whole" }
+at-most = 1e6
+source = "there is one"
+"#;
+
+#[test]
+fn a_mirror_is_rebuilt_beside_its_guest_on_real_daemons_as_in_virtual_time() {
+    let scratch = scratch();
+    let file = scratch.path().join("mirrored.toml");
+    fs::write(&file, MIRRORED).expect("it can be written");
+    let out = text(&scratch.path().join("results"));
+    let on = ["--on", "engine,sim", "--out", &out, "-o", "json"];
+    let run = tidegate(&[&["lab", "run", &text(&file)], &on[..]].concat());
+    let found: Value = serde_json::from_str(&run.out).expect("JSON");
+    assert_eq!(found["problems"], Value::Array(Vec::new()), "{}", run.err);
+    for on in ["engine", "sim"] {
+        let checks = found["checks"].as_array().expect("checks").iter();
+        let own = checks.filter(|check| check["on"] == on);
+        let failed: Vec<&Value> = own.filter(|check| check["verdict"] != "pass").collect();
+        assert!(failed.is_empty(), "{failed:?}");
+    }
+    let page = fs::read_to_string(scratch.path().join("results/report.html")).expect("a page");
+    assert!(page.contains("member 1 of db1 is added and rebuilt"));
+}
+
 /// Three disks of which each is limited in its own way: by itself, with its group, and from the second phase on.
 const LIMITED: &str = r#"
 name = "limited"

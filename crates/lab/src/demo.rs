@@ -25,7 +25,8 @@ use serde_json::Value;
 use tidegate_sim::{Policy, Scenario};
 
 use crate::host::Host;
-use crate::play::hosts::{Extras, Hosts, SHARED};
+use crate::play::arrays::SHARED;
+use crate::play::hosts::{Extras, Hosts};
 
 mod guest;
 pub mod story;

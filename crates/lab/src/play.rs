@@ -25,13 +25,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use tidegate_core::units::{Span, Time};
 use tidegate_sim::results::{BIN, DatastoreBin, HostBin, Recorder, Seen};
-use tidegate_sim::scenario::{Kind, Measure, Phase};
+use tidegate_sim::scenario::{Kind, Measure, MemberChange, Phase};
 use tidegate_sim::{Policy, Run, Scenario, Variant, judge};
 
 use crate::array::Did;
 use hosts::{Extras, Hosts};
 use player::{Played, Player};
 
+pub(crate) mod arrays;
 pub(crate) mod hosts;
 mod player;
 pub mod watch;
@@ -71,12 +72,6 @@ pub fn play(
     if !scenario.faults.is_empty() {
         bail!(
             "scenario {} has faults, which only the simulator can play",
-            scenario.name
-        );
-    }
-    if scenario.has_layouts() {
-        bail!(
-            "scenario {} has disks on several arrays, which only the simulator can play",
             scenario.name
         );
     }
@@ -184,7 +179,7 @@ pub fn perform(
     cast.enter(&hosts, Time::ZERO)?;
     // The guests' clock began before the first bin by what connecting took: the plan is shifted by as much.
     let shift = since(begun);
-    let bins = conduct(&hosts, &mut cast, variant, shift, heed)?;
+    let (bins, rebuilds) = conduct(&hosts, &mut cast, variant, shift, heed)?;
     let players = cast.players.into_iter();
     let played = players.map(|player| player.map_or(Ok(Played::default()), Player::over));
     let played = played.collect::<Result<Vec<Played>>>()?;
@@ -194,6 +189,9 @@ pub fn perform(
         Policy::Ours | Policy::Parda => watch::breaches(scenario, &played, shift),
     };
     let errors = record(&mut recorder, played, &bins, shift);
+    for (at, disk) in rebuilds.ended {
+        recorder.rebuilt(Time::ZERO + at.since(Time::ZERO + shift), disk);
+    }
     let run = Run {
         variant: variant.clone(),
         seed,
@@ -277,7 +275,7 @@ fn conduct(
     variant: &Variant,
     shift: Span,
     heed: &mut dyn FnMut() -> Result<()>,
-) -> Result<Vec<Bin>> {
+) -> Result<(Vec<Bin>, Rebuilds)> {
     let scenario = cast.scenario;
     // Asking a host how it stands is work for it: once a second, and in every bin only where it is judged.
     let mut expects = scenario.expects.iter();
@@ -287,14 +285,24 @@ fn conduct(
     };
     let mut standing = Vec::new();
     let mut bins = Vec::new();
-    let _before = hosts.array().did();
+    let _before = hosts.arrays().did();
+    let mut rebuilds = Rebuilds::default();
     let mut at = Time::ZERO;
     for phase in &scenario.phases {
-        hosts.array().set_speed(phase.speed);
+        hosts.arrays().set_speed(phase.speed);
         for (disk, settings) in &phase.set {
             hosts.set(*disk, scenario, settings)?;
         }
         cast.enter(hosts, at)?;
+        for change in &phase.members {
+            if variant
+                .alone
+                .as_ref()
+                .is_none_or(|alone| alone.contains(&change.disk))
+            {
+                rebuilds.change(hosts, scenario, change)?;
+            }
+        }
         cast.cue(phase, variant);
         while at < phase.ends {
             if cast.enter(hosts, at)? {
@@ -304,7 +312,8 @@ fn conduct(
             let ends = at + shift;
             sleep_until(cast.begun, ends);
             heed()?;
-            let did = hosts.array().did();
+            let did = hosts.arrays().did();
+            rebuilds.look(hosts, scenario, ends)?;
             if bins.len() % every == 0 {
                 let hosts = (0..scenario.hosts.len()).map(|host| hosts.standing(host));
                 standing = hosts.collect::<Result<_>>()?;
@@ -323,7 +332,41 @@ fn conduct(
             });
         }
     }
-    Ok(bins)
+    Ok((bins, rebuilds))
+}
+
+/// Rebuilds of mirrors.
+#[derive(Default)]
+struct Rebuilds {
+    /// Disks that are being rebuilt.
+    pending: Vec<usize>,
+    /// When rebuilds have ended, each with its disk.
+    ended: Vec<(Time, usize)>,
+}
+
+impl Rebuilds {
+    /// Removes a member, or adds it.
+    fn change(&mut self, hosts: &Hosts, scenario: &Scenario, change: &MemberChange) -> Result<()> {
+        hosts.change_member(change, scenario)?;
+        self.pending.retain(|disk| *disk != change.disk);
+        if !change.removes {
+            self.pending.push(change.disk);
+        }
+        Ok(())
+    }
+
+    /// Looks whether any has ended.
+    fn look(&mut self, hosts: &Hosts, scenario: &Scenario, now: Time) -> Result<()> {
+        let mut left = Vec::new();
+        for disk in self.pending.drain(..) {
+            match hosts.is_in_sync(disk, scenario)? {
+                true => self.ended.push((now, disk)),
+                false => left.push(disk),
+            }
+        }
+        self.pending = left;
+        Ok(())
+    }
 }
 
 /// Sorts what guests saw into bins. Returns how many I/Os ended with an error.

@@ -304,6 +304,11 @@ impl Recorder {
         self.results.sample(outstanding, hosts.iter().copied());
     }
 
+    /// Records the end of a rebuild.
+    pub fn rebuilt(&mut self, at: Time, disk: usize) {
+        self.results.rebuilt.push((at, disk));
+    }
+
     /// Records a governor's event.
     pub fn event(&mut self, at: Time, message: String) {
         self.results.events.push((at, message));

@@ -10,6 +10,7 @@ use tidegate_sim::scenario::{
 use tidegate_sim::{Policy, Variant};
 
 pub(super) mod ab_test;
+mod layouts;
 
 use super::ab_test::{bytes, request};
 use super::store::Piece;
@@ -132,7 +133,10 @@ impl Experiment {
             source: scenario.source.clone(),
             published: PUBLISHED.contains(&self.name()),
             set_up: SetUp::Scenario(ScenarioSummary {
-                datastore: array(&scenario.datastore.array, scenario.datastore.kind),
+                datastore: layouts::arrays(
+                    scenario,
+                    &array(&scenario.datastore.array, scenario.datastore.kind),
+                ),
                 threshold: threshold(scenario.datastore.threshold),
                 hosts: hosts.map(|host| host.name.clone()).collect(),
                 disks: disks.map(|disk| disk_summary(scenario, disk)).collect(),
@@ -160,7 +164,7 @@ fn disk_summary(scenario: &Scenario, disk: &Disk) -> DiskSummary {
         } else {
             settings(scenario, &disk.policy)
         },
-        workload: workload(&disk.workload),
+        workload: layouts::place(scenario, disk) + &workload(&disk.workload),
     }
 }
 
@@ -298,6 +302,7 @@ fn phases(scenario: &Scenario) -> Vec<PhaseSummary> {
             }
             changes.push(words);
         }
+        changes.extend(layouts::changes(scenario, phase));
         PhaseSummary {
             name: phase.name.clone(),
             lasts_s: seconds(phase.ends.since(phase.begins)),

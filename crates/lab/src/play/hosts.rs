@@ -1,32 +1,38 @@
-//! The hosts of a scenario: one daemon each, with its disks, all on one emulated array.
+//! The hosts of a scenario: one daemon each, with its disks, all on the same emulated arrays.
 //!
 //! # Always true
 //! - Daemons and files are gone once the value is dropped.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use tempfile::TempDir;
 use tidegate_core::units::{Span, Time};
 use tidegate_sim::Policy;
 use tidegate_sim::results::HostBin;
-use tidegate_sim::scenario::{self as sim, Ceiling, Control, Group, Scenario, Settings, Threshold};
+use tidegate_sim::scenario::{
+    self as sim, Ceiling, Control, Group, MemberChange, Scenario, Settings, Threshold,
+};
 
-use crate::array::{ArrayServer, Stretch};
 use crate::host::{Host, HostOptions};
 use crate::statistics::whole;
 
-/// The datastore that hosts share, by its name on each of them.
-pub(crate) const SHARED: &str = "shared";
+use super::arrays::{Arrays, SHARED, datastore};
+
+/// The members of new mirrors are equal within so long, or something is wrong.
+const FIRST_COPIES: Duration = Duration::from_secs(300);
+/// How often to look whether they are.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Hosts {
-    /// Stopped before the array that they use.
+    /// Stopped before the arrays that they use.
     hosts: Vec<Host>,
     policy: Policy,
-    array: ArrayServer,
+    arrays: Arrays,
     scratch: TempDir,
 }
 
@@ -56,13 +62,11 @@ impl Hosts {
     ) -> Result<Hosts> {
         let scratch = tempfile::Builder::new().prefix(extras.prefix).tempdir();
         let scratch = scratch.context("cannot make a temporary directory")?;
-        let array = array(scenario, seed, scratch.path())?;
-        let coordination = scratch.path().join("coordination");
-        std::fs::create_dir(&coordination).context("cannot make a directory")?;
+        let arrays = Arrays::start(scenario, seed, scratch.path())?;
         let mut made = Hosts {
             hosts: Vec::new(),
             policy,
-            array,
+            arrays,
             scratch,
         };
         for place in 0..scenario.hosts.len() {
@@ -82,7 +86,9 @@ impl Hosts {
                 cpu: None,
                 own_group: extras.own_group,
             })?);
-            made.share(place, scenario, threshold, &coordination)?;
+            for array in 0..scenario.datastore.arrays {
+                made.share(place, array, scenario, threshold)?;
+            }
             if made.is_controlled() {
                 for group in &scenario.groups {
                     made.group(place, group)?;
@@ -94,20 +100,25 @@ impl Hosts {
                 made.create(place, scenario)?;
             }
         }
+        made.await_members(scenario)?;
         Ok(made)
     }
 
     fn share(
         &self,
         host: usize,
+        array: usize,
         scenario: &Scenario,
         threshold: Threshold,
-        coordination: &Path,
     ) -> Result<()> {
-        let uri = format!("nbd+unix:///?socket={}", self.array.socket().display());
+        let name = datastore(array);
+        let coordination = self.scratch().join(format!("coordination{array}"));
+        std::fs::create_dir_all(&coordination).context("cannot make a directory")?;
+        let socket = self.arrays.socket(array).display();
+        let uri = format!("nbd+unix:///?socket={socket}");
         self.order(
             host,
-            &["datastore", "add", SHARED, "--kind", "nbd", "--uri", &uri],
+            &["datastore", "add", &name, "--kind", "nbd", "--uri", &uri],
         )?;
         let mode = match (self.policy, scenario.datastore.control) {
             (Policy::None, _) | (_, Control::Off) => "off",
@@ -124,7 +135,7 @@ impl Hosts {
             &[
                 "datastore",
                 "set",
-                SHARED,
+                &name,
                 "--io-control",
                 mode,
                 "--congestion-threshold",
@@ -162,12 +173,19 @@ impl Hosts {
             "disk",
             "create",
             &disk.name,
-            "--datastore",
-            SHARED,
             "--size",
             &size,
             "--best-effort",
         ];
+        let layout = disk.layout.to_string();
+        let datastores = disk.members.iter().map(|array| datastore(*array));
+        let datastores: Vec<String> = datastores.collect();
+        if disk.layout.is_plain() {
+            words.extend(["--datastore", &datastores[0]]);
+        } else {
+            words.extend(["--layout", &layout]);
+            words.extend(datastores.iter().flat_map(|name| ["--on", name]));
+        }
         if scenario.hosts[disk.host].joins == Time::ZERO {
             words.push("--attach");
         }
@@ -204,11 +222,53 @@ impl Hosts {
         Ok(())
     }
 
+    /// Removes a member of a disk, or adds it again.
+    pub(super) fn change_member(&self, change: &MemberChange, scenario: &Scenario) -> Result<()> {
+        let disk = &scenario.disks[change.disk];
+        let number = change.member.to_string();
+        if change.removes {
+            let words = ["disk", "member", "remove", &disk.name, &number, "--yes"];
+            self.order(disk.host, &words)?;
+        } else {
+            let on = datastore(disk.members[usize::from(change.member)]);
+            let words = ["disk", "member", "add", &disk.name, "--on", &on];
+            self.order(disk.host, &[&words[..], &["--no-wait"]].concat())?;
+        }
+        Ok(())
+    }
+
+    /// Whether all members of a disk have all bytes.
+    pub(super) fn is_in_sync(&self, place: usize, scenario: &Scenario) -> Result<bool> {
+        let disk = &scenario.disks[place];
+        let shown = self.hosts[disk.host].get(&format!("/v1/disks/{}/members", disk.name))?;
+        let members = shown["members"].as_array();
+        let mut members = members.context("a disk has no members")?.iter();
+        Ok(members.all(|member| member["state"] == "in-sync"))
+    }
+
+    /// Waits until the members of new mirrors have been made equal: exports are not known to be zeroes.
+    fn await_members(&self, scenario: &Scenario) -> Result<()> {
+        let begun = Instant::now();
+        for (place, disk) in scenario.disks.iter().enumerate() {
+            let attached = scenario.hosts[disk.host].joins == Time::ZERO;
+            if disk.unmanaged || !attached || !disk.layout.is_redundant() {
+                continue;
+            }
+            while !self.is_in_sync(place, scenario)? {
+                if begun.elapsed() > FIRST_COPIES {
+                    bail!("the members of disk {} do not become equal", disk.name);
+                }
+                std::thread::sleep(LOOK);
+            }
+        }
+        Ok(())
+    }
+
     /// Where a disk is asked.
     pub(crate) fn socket(&self, place: usize, scenario: &Scenario) -> PathBuf {
         let disk = &scenario.disks[place];
         if disk.unmanaged {
-            self.array.socket().to_owned()
+            self.arrays.socket(disk.members[0]).to_owned()
         } else {
             self.hosts[disk.host].root().join("run/nbd.sock")
         }
@@ -235,9 +295,9 @@ impl Hosts {
         self.hosts.drain(..).for_each(Host::wait);
     }
 
-    /// The array.
-    pub(super) fn array(&self) -> &ArrayServer {
-        &self.array
+    /// The arrays.
+    pub(super) fn arrays(&self) -> &Arrays {
+        &self.arrays
     }
 
     /// How a host stands.
@@ -272,22 +332,6 @@ fn link_disks(root: &Path, disks: &Path) -> Result<()> {
         .and_then(|()| std::fs::create_dir_all(disks))
         .and_then(|()| std::os::unix::fs::symlink(disks, known.join(SHARED)))
         .with_context(|| format!("cannot make a link in {}", known.display()))
-}
-
-/// The scenario's array, with a stretch for each disk.
-fn array(scenario: &Scenario, seed: u64, scratch: &Path) -> Result<ArrayServer> {
-    let mut begins = 0;
-    let mut stretches = Vec::new();
-    for disk in &scenario.disks {
-        stretches.push(Stretch {
-            name: disk.name.clone(),
-            begins,
-            size: disk.size,
-        });
-        begins += disk.size;
-    }
-    let socket = scratch.join("array.sock");
-    ArrayServer::start(&scenario.datastore.array, seed, stretches, &socket)
 }
 
 /// Settings as the command line takes them.

@@ -1,0 +1,62 @@
+//! Disks with layouts in words: where their members are, and what happens to them.
+
+use tidegate_sim::Scenario;
+use tidegate_sim::scenario::{Disk, MemberChange, Phase};
+
+/// Where a disk lies, with the space behind it; empty for one image of the only array.
+pub(super) fn place(scenario: &Scenario, disk: &Disk) -> String {
+    let arrays: Vec<String> = disk.members.iter().map(usize::to_string).collect();
+    match (scenario.has_layouts(), arrays.as_slice()) {
+        (false, _) => String::new(),
+        (true, [array]) => format!("on array {array}: "),
+        (true, arrays) => format!("{} on arrays {}: ", disk.layout, arrays.join(", ")),
+    }
+}
+
+/// How many datastores there are, if several.
+pub(super) fn arrays(scenario: &Scenario, each: &str) -> String {
+    match scenario.datastore.arrays {
+        1 => each.to_owned(),
+        arrays => format!("{arrays} datastores, each on {each}"),
+    }
+}
+
+/// What happens to members at the beginning of a phase.
+pub(super) fn changes(scenario: &Scenario, phase: &Phase) -> impl Iterator<Item = String> {
+    phase.members.iter().map(|change| {
+        let MemberChange {
+            disk,
+            member,
+            removes,
+        } = *change;
+        let disk = &scenario.disks[disk].name;
+        match removes {
+            true => format!("member {member} of {disk} is removed"),
+            false => format!("member {member} of {disk} is added and rebuilt"),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::experiment::fixtures::entry;
+    use crate::experiment::summary::SetUp;
+
+    #[test]
+    fn an_experiment_says_where_members_are_and_what_happens_to_them() {
+        let summary = entry("mirror-rebuild", 100).summary();
+        assert_eq!(summary.only_simulated, None);
+        let SetUp::Scenario(set_up) = &summary.set_up else {
+            panic!("it is a scenario");
+        };
+        let begins = "2 datastores, each on a modelled array";
+        assert!(set_up.datastore.starts_with(begins), "{set_up:?}");
+        let disk = &set_up.disks[0];
+        let begins = "mirror on arrays 0, 1: 1 outstanding";
+        assert!(disk.workload.starts_with(begins), "{disk:?}");
+        let lost = &set_up.phases[1].changes;
+        assert_eq!(*lost, ["member 1 of db1 is removed"]);
+        let rebuild = &set_up.phases[2].changes;
+        assert_eq!(*rebuild, ["member 1 of db1 is added and rebuilt"]);
+    }
+}
