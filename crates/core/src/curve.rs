@@ -47,11 +47,11 @@ const FIRST_THRESHOLD: u32 = 1 << (HASH_BITS - 3);
 
 /// Half of the history fades after so many followed accesses, and pages without an access since the last time are
 /// forgotten. Origin: it is twenty times the followed pages, so each in use has been accessed. With one page in eight
-/// followed, a disk at a thousand accesses a second forgets half in 17 minutes.
-const FADE_AFTER: u32 = 1 << 17;
+/// followed, a disk at a thousand accesses a second forgets half in nine minutes.
+const FADE_AFTER: u32 = 1 << 16;
 
 /// After the threshold has risen, so many followed accesses do not count. The pages that are followed from now on have to
-/// be seen once before distances are right. Origin: more than twice the followed pages.
+/// be seen once before distances are right. Origin: five times the followed pages.
 const WARM_UP: u32 = 1 << 14;
 
 /// The most pages of one request that count. Longer requests zero or discard; no front end reads or writes more at once.
