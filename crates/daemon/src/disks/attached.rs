@@ -282,10 +282,16 @@ impl Attached {
         before.unwrap_or_default()
     }
 
+    /// The fault at the path of a member's image, as it was recorded last.
+    pub(crate) fn astray(&self, member: usize) -> Option<Astray> {
+        let astray = self.standing(|standing| standing.astray.clone())?;
+        let mut faults = astray.into_iter().filter(|(nth, _)| *nth == member);
+        faults.next().map(|(_, fault)| fault)
+    }
+
     /// The problem at the path of a member's image, with a remedy.
     pub(crate) fn misplaced_member(&self, member: usize) -> Option<Problem> {
-        let astray = self.standing(|standing| standing.astray.clone())?;
-        let (_, astray) = astray.into_iter().find(|(nth, _)| *nth == member)?;
+        let astray = self.astray(member)?;
         let name = &self.name;
         let problem = Problem::new(
             ProblemCode::Datastore,

@@ -488,6 +488,17 @@ impl DiskService {
         self.read(name, &on, settings)
     }
 
+    /// What a look at a datastore finds, or false if that does not respond.
+    pub(crate) fn within_time(
+        &self,
+        datastore: &Name,
+        look: impl FnOnce() -> bool + Send + 'static,
+    ) -> bool {
+        self.looks
+            .at(datastore, move || Ok(look()))
+            .unwrap_or(false)
+    }
+
     fn lies_on(&self, name: &Name, on: &Name, settings: &DatastoreSettings) -> Outcome<bool> {
         let store = self.store.clone();
         let (name, datastore, of) = (name.clone(), on.clone(), settings.clone());

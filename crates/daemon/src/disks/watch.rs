@@ -97,9 +97,8 @@ fn look(disk_service: &Arc<DiskService>, looks: &Arc<Looks>, ear: Option<&Arc<Ow
         let (disk_service, looks, ear) =
             (Arc::clone(disk_service), Arc::clone(looks), ear.cloned());
         tokio::task::spawn_blocking(move || {
-            let told = disks
-                .iter()
-                .all(|live| listen(ear.as_deref(), live) == Heard::ByTheKernel);
+            let listen = |live| listen(&disk_service, ear.as_ref(), live);
+            let told = disks.iter().all(|live| listen(live) == Heard::ByTheKernel);
             disks.iter().for_each(|live| disk_service.follow(live));
             let mut known = locked(&looks.told);
             if told {
@@ -124,29 +123,42 @@ enum Heard {
 }
 
 /// Registers a disk's directory, and those of its members' images, for change notifications of the kernel, if it supports that.
-fn listen(ear: Option<&OwnedFd>, live: &Attached) -> Heard {
+fn listen(disk_service: &DiskService, ear: Option<&Arc<OwnedFd>>, live: &Attached) -> Heard {
     let Some((descriptor, _)) = live.followed() else {
         return Heard::ByTheKernel;
     };
     let images = live.images().into_iter();
     // The place of a device does not change.
     let images = images.filter(|image| !matches!(image.identity, Identity::Device(_)));
-    let paths = images.map(|image| image.path).chain([descriptor]);
+    let images = images.map(|image| (image.datastore, image.path));
+    let paths = images.chain([(live.datastore().clone(), descriptor)]);
     let folders: BTreeSet<_> = paths
-        .filter_map(|path| Some(path.parent()?.to_owned()))
+        .filter_map(|(on, path)| Some((on, path.parent()?.to_owned())))
         .collect();
-    let changes = WatchFlags::MOVED_TO | WatchFlags::CLOSE_WRITE;
-    // For an image, and for the directory itself.
-    let goes = WatchFlags::MOVED_FROM | WatchFlags::DELETE | WatchFlags::MOVE_SELF;
-    let changes = changes | goes | WatchFlags::DELETE_SELF;
-    let hears = |folder: &PathBuf| {
-        ear.is_some_and(|ear| is_local(folder) && inotify::add_watch(ear, folder, changes).is_ok())
+    let hears = |(on, folder): (Name, PathBuf)| {
+        let Some(ear) = ear.cloned() else {
+            return false;
+        };
+        match on == *live.datastore() {
+            true => hear(&ear, &folder),
+            // It may hang.
+            false => disk_service.within_time(&on, move || hear(&ear, &folder)),
+        }
     };
-    if folders.iter().all(hears) {
+    if folders.into_iter().all(hears) {
         Heard::ByTheKernel
     } else {
         Heard::ByLooking
     }
+}
+
+/// Registers a directory, if the kernel sees every change there.
+fn hear(ear: &OwnedFd, folder: &Path) -> bool {
+    let changes = WatchFlags::MOVED_TO | WatchFlags::CLOSE_WRITE;
+    // For an image, and for the directory itself.
+    let goes = WatchFlags::MOVED_FROM | WatchFlags::DELETE | WatchFlags::MOVE_SELF;
+    let changes = changes | goes | WatchFlags::DELETE_SELF;
+    is_local(folder) && inotify::add_watch(ear, folder, changes).is_ok()
 }
 
 fn is_local(folder: &Path) -> bool {

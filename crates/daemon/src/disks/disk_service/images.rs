@@ -16,8 +16,8 @@ use tidegate_api::problem::{Problem, ProblemCode};
 
 use super::DiskService;
 use crate::disks::attached::{Astray, Attached, OpenImage};
-use crate::os_error::Outcome;
-use crate::store::{COMMON, Found, Identity, is_disks_folder};
+use crate::os_error::{self, Outcome};
+use crate::store::{COMMON, Found, Identity, Store, is_disks_folder};
 
 impl DiskService {
     /// Fails if a disk's device shares bytes with that of an attached disk, and one of the two writes.
@@ -142,10 +142,11 @@ impl DiskService {
     pub(super) fn look_after_image(&self, live: &Arc<Attached>) {
         let mut astray = Vec::new();
         for image in live.images() {
-            match self.astray(&image) {
-                Ok(fault) => astray.extend(fault.map(|fault| (image.member, fault))),
+            let member = image.member;
+            match self.look_at(live, image) {
+                Ok(fault) => astray.extend(fault.map(|fault| (member, fault))),
                 // A server that does not respond gives no answer.
-                Err(_) => return,
+                Err(_) => astray.extend(live.astray(member).map(|fault| (member, fault))),
             }
         }
         let before = live.goes_astray(astray.clone());
@@ -175,31 +176,17 @@ impl DiskService {
         }
     }
 
-    /// The fault at the path of an open image, if there is one.
-    fn astray(&self, image: &OpenImage) -> io::Result<Option<Astray>> {
-        let Ok(settings) = self.store.datastore(&image.datastore) else {
-            return Ok(None);
+    /// The fault at the path of an open image. Another datastore than the disk's own may hang: it is waited for only so long.
+    fn look_at(&self, live: &Attached, image: OpenImage) -> Outcome<Option<Astray>> {
+        let (store, on) = (self.store.clone(), image.datastore.clone());
+        let look = move || {
+            let what = || format!("cannot look at {}", image.path.display());
+            astray(&store, &image).map_err(|e| os_error::io(what(), &e))
         };
-        if matches!(image.identity, Identity::Device(_)) {
-            return Ok(None);
+        match on == *live.datastore() {
+            true => look(),
+            false => self.looks.at(&on, look),
         }
-        let missing = |error: &io::Error| {
-            matches!(
-                error.kind(),
-                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
-            )
-        };
-        let astray = match Identity::at(&image.path) {
-            Ok(there) if there == image.identity => return Ok(None),
-            Ok(_) => Astray::Replaced,
-            Err(error) if missing(&error) => Astray::Gone,
-            Err(error) => return Err(error),
-        };
-        let mounted = self.store.must_be_mounted(&image.datastore, &settings);
-        Ok(Some(match mounted {
-            Ok(()) => astray,
-            Err(_) => Astray::Unmounted,
-        }))
     }
 
     /// Fails if an attached disk's open image is no longer at its path.
@@ -207,4 +194,32 @@ impl DiskService {
         self.look_after_image(live);
         live.misplaced().map_or(Ok(()), Err)
     }
+}
+
+/// The fault at the path of an open image, if there is one.
+fn astray(store: &Store, image: &OpenImage) -> io::Result<Option<Astray>> {
+    let Ok(settings) = store.datastore(&image.datastore) else {
+        return Ok(None);
+    };
+    if matches!(image.identity, Identity::Device(_)) {
+        return Ok(None);
+    }
+    let missing = |error: &io::Error| {
+        matches!(
+            error.kind(),
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+        )
+    };
+    let astray = match Identity::at(&image.path) {
+        Ok(there) if there == image.identity => return Ok(None),
+        Ok(_) => Astray::Replaced,
+        Err(error) if missing(&error) => Astray::Gone,
+        Err(error) => return Err(error),
+    };
+    Ok(Some(
+        match store.must_be_mounted(&image.datastore, &settings) {
+            Ok(()) => astray,
+            Err(_) => Astray::Unmounted,
+        },
+    ))
 }

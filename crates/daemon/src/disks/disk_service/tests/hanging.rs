@@ -122,3 +122,23 @@ fn everything_ends_though_all_threads_that_may_block_are_taken() {
     assert_eq!(hasty.expect("it is not kept waiting"), Ok(0));
     assert!(stage.disk_service.live.names().is_empty());
 }
+
+#[test]
+fn the_images_of_a_disk_are_looked_after_while_the_datastore_of_another_member_hangs() {
+    let mut stage = stage();
+    let [one, two] = layouts::mirrored(&stage);
+    let live = stage.disk_service.live.get(&name("a")).unwrap();
+    let disk_service = Arc::get_mut(&mut stage.disk_service).expect("nobody else has it");
+    let let_go = hang(&mut disk_service.looks, "two");
+    for path in [one, two] {
+        fs::remove_file(path.join("a/image")).unwrap();
+    }
+    stage.disk_service.look_after_image(&live);
+    assert!(live.misplaced_member(0).is_some());
+    assert!(live.misplaced_member(1).is_none(), "nobody knows");
+    drop(let_go);
+    let disk_service = Arc::get_mut(&mut stage.disk_service).expect("nobody else has it");
+    disk_service.looks.patience = Duration::from_secs(10);
+    stage.disk_service.look_after_image(&live);
+    assert!(live.misplaced_member(1).is_some());
+}
