@@ -1,6 +1,7 @@
 //! The policy `auto` of the flash cache beside the best single policy and FAST Cache's rule.
 
 use std::path::{Path, PathBuf};
+use tidegate_core::layout::cache::policy::CANDIDATES;
 use tidegate_sim::cache_policies::evaluate::{AUTO, Accesses, Named, Outcome, POLICIES, SINGLE};
 use tidegate_sim::cache_policies::requests::load;
 use tidegate_sim::cache_policies::tables::{MANUAL, RECORDED, manual, replaced};
@@ -40,6 +41,28 @@ fn auto_hits_as_often_as_the_fast_rule_with_four_fifths_of_its_flash_writes() {
     assert!(auto.miss() <= fast.miss());
     let part = auto.figures.flash as f64 / fast.figures.flash as f64;
     assert!(part <= 0.8, "{part}");
+}
+
+#[test]
+fn shadows_measure_what_the_whole_cache_would_do() {
+    let accesses = recorded();
+    let slots = accesses.slots(8);
+    let judged = accesses.run(AUTO, slots).judged;
+    assert_eq!(judged.len(), CANDIDATES.len());
+    for judged in judged {
+        let params = Some(CANDIDATES[judged.candidate]);
+        let whole = accesses.run(
+            Named {
+                name: "whole",
+                params,
+            },
+            slots,
+        );
+        let apart = whole.miss() - judged.miss_ratio as f64 / 10_000.0;
+        assert!(apart.abs() <= 0.02, "{judged:?} {whole:?}");
+        let apart = whole.flash() - judged.flash_ratio as f64 / 10_000.0;
+        assert!(apart.abs() <= 0.02, "{judged:?} {whole:?}");
+    }
 }
 
 #[test]

