@@ -26,7 +26,8 @@ use alloc::collections::VecDeque;
 pub use crate::request::Target;
 pub use arena::{Arena, SLOT};
 pub use report::{
-    LayoutNotice, LayoutOrder, LayoutReport, MemberReport, MemberState, OrderRefusal, ScrubReport,
+    LayoutNotice, LayoutOrder, LayoutReport, MemberReport, MemberState, OrderRefusal, Ordered,
+    ScrubReport,
 };
 pub use spec::LayoutSpec;
 pub use tree::{Members, Tree};
@@ -191,13 +192,23 @@ pub trait Layout: Send {
     /// Its deadline has passed.
     fn tick(&mut self, _cx: &mut LayoutCx<'_>) {}
 
-    /// An order of the administrator.
+    /// An order of the administrator. After [`LayoutOrder::Replace`], the member's label is written.
     ///
     /// # Errors
     /// The layout does not do that, or not now.
-    fn order(&mut self, _cx: &mut LayoutCx<'_>, _order: LayoutOrder) -> Result<(), OrderRefusal> {
+    fn order(
+        &mut self,
+        _cx: &mut LayoutCx<'_>,
+        _order: LayoutOrder,
+    ) -> Result<Ordered, OrderRefusal> {
         Err(OrderRefusal::NotRedundant)
     }
+
+    /// The label of a member is durable ([`LayoutCx::check_label`], [`LayoutOrder::Replace`]), or something else is there.
+    fn labelled(&mut self, _cx: &mut LayoutCx<'_>, _target: Target, _outcome: Outcome) {}
+
+    /// It has another size, in bytes. Its targets have it already.
+    fn resize(&mut self, _cx: &mut LayoutCx<'_>, _size: u64) {}
 
     /// The state of the targets below it, in order.
     fn report(&self, members: &mut alloc::vec::Vec<MemberReport>);
@@ -214,6 +225,12 @@ pub trait Layout: Send {
 
     /// Begins nothing in the background, because the disk's layouts are about to be replaced.
     fn pause(&mut self, _cx: &mut LayoutCx<'_>) {}
+
+    /// They are not replaced: goes on in the background.
+    fn resume(&mut self, _cx: &mut LayoutCx<'_>) {}
+
+    /// The disk is being detached: no I/O waits for what may never come.
+    fn detaching(&mut self, _cx: &mut LayoutCx<'_>) {}
 
     /// The disk is being detached, and no request is under way: the layout leaves its targets so that it opens quickly.
     fn close(&mut self, _cx: &mut LayoutCx<'_>) {}
@@ -267,7 +284,11 @@ pub(crate) enum LayoutCommand {
         data: Data,
         len: u64,
     },
+    CheckLabel {
+        target: Target,
+    },
     Opened(Result<(), Refusal>),
+    Ordered(Result<(), OrderRefusal>),
     Notice(LayoutNotice),
     Hurry,
 }
@@ -308,7 +329,18 @@ impl LayoutCx<'_> {
 
     /// Returns a buffer of the arena.
     pub fn release(&mut self, slot: Data) {
-        self.arena.release(slot);
+        self.arena.release(self.disk, slot);
+    }
+
+    /// A buffer is needed for nothing but I/O that nobody waits for: it is [late](Arena::late) until
+    /// [`LayoutCx::release_late`].
+    pub fn make_late(&mut self) {
+        self.arena.make_late(self.disk);
+    }
+
+    /// Returns a late buffer of the arena.
+    pub fn release_late(&mut self, slot: Data) {
+        self.arena.release_late(slot);
     }
 
     /// Issues a sub-I/O; [`Layout::done`] gets `tag` back with its end.
@@ -348,6 +380,16 @@ impl LayoutCx<'_> {
     /// Computes the checksum of bytes; [`Layout::summed`] gets it.
     pub fn sum(&mut self, tag: u64, data: Data, len: u64) {
         self.push(LayoutCommand::Sum { tag, data, len });
+    }
+
+    /// Sees to it that a target has a label; [`Layout::labelled`] gets the result.
+    pub fn check_label(&mut self, target: Target) {
+        self.push(LayoutCommand::CheckLabel { target });
+    }
+
+    /// Answers an order that was answered [`Ordered::Later`].
+    pub fn ordered(&mut self, outcome: Result<(), OrderRefusal>) {
+        self.push(LayoutCommand::Ordered(outcome));
     }
 
     /// The layout takes requests from now on, or refuses to.

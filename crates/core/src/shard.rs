@@ -26,7 +26,7 @@
 use crate::effect::{ControlId, Effect};
 use crate::filter::stats::Pulse;
 use crate::filter::{FilterKey, FilterReport, Io, Why};
-use crate::layout::{Arena, LayoutReport, OrderRefusal};
+use crate::layout::{Arena, LayoutReport, OrderRefusal, Ordered};
 use crate::qos::{DiskQos, Schedulers};
 use crate::request::{Data, DiskId, Fault, IoId, Outcome, Request, Token};
 use crate::slab::Slab;
@@ -105,6 +105,11 @@ impl Shard {
     /// Gives buffers of [`SLOT`](crate::layout::SLOT) bytes for layouts' own bytes.
     pub fn give_arena(&mut self, slots: Vec<Data>) {
         self.arena.give(slots);
+    }
+
+    /// Buffers of the arena that only hung members keep: as many others should be given in their place.
+    pub fn late_buffers(&self) -> usize {
+        self.arena.late()
     }
 
     /// The state of a disk's layouts; `None` for an unknown or a plain disk.
@@ -255,7 +260,10 @@ impl Shard {
                     true => Some(Err(OrderRefusal::NotOpen)),
                     false => self.with_stack(now, disk, out, |stack, cx| stack.order(cx, order)),
                 };
-                if let Some(outcome) = ordered {
+                if let Some(ordered) = ordered
+                    && ordered != Ok(Ordered::Later)
+                {
+                    let outcome = ordered.map(|_| ());
                     out.push(Effect::LayoutOrdered { disk, outcome });
                 }
             }
@@ -283,7 +291,10 @@ impl Shard {
             Event::Rearrange { disk, places } => {
                 self.close(now, disk, Gate::Draining(places), out);
             }
-            Event::Resize { disk, size } => self.disk(disk).size = size,
+            Event::Resize { disk, size } => {
+                self.disk(disk).size = size;
+                self.with_stack(now, disk, out, |stack, cx| stack.resize(cx, size));
+            }
             Event::Detach { disk } => self.close(now, disk, Gate::Detaching, out),
             about_control => self.govern(now, about_control, out),
         }

@@ -132,6 +132,8 @@ pub(crate) struct IoThread {
     blocks: Blocks,
     /// Whether the shard has its arena: not before the first disk with a layout.
     has_arena: bool,
+    /// Buffers that were added to it.
+    spare_buffers: usize,
     queues: Vec<Option<RingDevice>>,
     /// Queues that are polled each turn.
     active: Vec<u32>,
@@ -234,6 +236,7 @@ impl IoThread {
             timed: Vec::new(),
             blocks: Blocks::default(),
             has_arena: false,
+            spare_buffers: 0,
             queues: Vec::new(),
             active: Vec::new(),
             pending_interrupts: PendingInterrupts::new(),
@@ -416,6 +419,7 @@ impl IoThread {
         let mut any = false;
         if self.cx.shard.deadline().is_some_and(|(at, _)| at <= now) {
             self.cx.handle(Event::Ticked);
+            self.replace_late_buffers();
             any = true;
         }
         let mut next = 0;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use tidegate_core::filter::FilterSpec;
 use tidegate_core::layout::mirror::state::{HOT_MAX, REGION};
-use tidegate_core::layout::{LayoutOrder, Refusal, Target};
+use tidegate_core::layout::{LayoutOrder, OnLoss, Refusal, Target};
 use tidegate_core::request::{Flags, Op};
 use tidegate_sim::crash::choice::{Choose, RandomChoices, RecordedChoices};
 use tidegate_sim::crash::explore::{Act, Depth, Failure, explore, fail_each, requests};
@@ -88,6 +88,7 @@ fn mirror_acts() -> Vec<Act> {
         Act::Order(LayoutOrder::Rebuild(Target(1))),
         Act::Order(LayoutOrder::Replace(Target(1))),
         Act::Order(LayoutOrder::Scrub { repair: true }),
+        Act::Grow,
         Act::Wait,
     ];
     requests(0).into_iter().chain(acts).collect()
@@ -179,7 +180,8 @@ fn whichever_io_of_an_act_fails_a_disk_with_a_whole_member_has_no_error() {
     };
     let written = Act::Guest(write(7, 2, Flags::NONE));
     let (flush, dropped) = (Act::Guest(flush), Act::Order(LayoutOrder::Drop(one)));
-    let acts: [&[Act]; 9] = [
+    let replaced = |target| Act::Order(LayoutOrder::Replace(Target(target)));
+    let acts: [&[Act]; 10] = [
         &[written, flush, Act::Guest(read)],
         &[written, Act::Guest(discard), Act::Guest(read), flush],
         &[written, dropped, written, Act::Guest(read)],
@@ -203,6 +205,7 @@ fn whichever_io_of_an_act_fails_a_disk_with_a_whole_member_has_no_error() {
         &[written, Act::Wait, Act::Wait, written],
         &[dropped, written, Act::Detach, Act::Guest(read)],
         &[written, Act::Detach, Act::Guest(read)],
+        &[written, Act::Grow, written, replaced(2), written],
     ];
     for shape in [
         Shape::Mirror { members: 2 },
@@ -216,6 +219,46 @@ fn whichever_io_of_an_act_fails_a_disk_with_a_whole_member_has_no_error() {
     }
     let moves = [Act::Move, written, Act::Guest(read), Act::Move, written];
     holds_whatever_fails(Shape::Movable, false, &moves);
+}
+
+#[test]
+fn a_mirror_that_grows_keeps_its_promises_through_a_crash_at_every_step() {
+    let acts = [
+        Act::Grow,
+        Act::Order(LayoutOrder::Replace(Target(2))),
+        Act::Guest(write(0, 2, Flags::NONE)),
+    ];
+    let depth = Depth {
+        longest: 3,
+        faults: true,
+        runs: 300,
+    };
+    let found = explore(&disk(Shape::Mirror { members: 2 }, &[]), &acts, depth);
+    if let Some(failure) = &found.failure {
+        panic_with(failure);
+    }
+}
+
+#[test]
+fn a_mirror_that_waits_for_its_last_member_keeps_its_promises_through_a_crash_at_every_step() {
+    let acts = [
+        Act::Order(LayoutOrder::Drop(Target(1))),
+        Act::Order(LayoutOrder::OnLoss(OnLoss::Wait)),
+        Act::Guest(write(0, 2, Flags::NONE)),
+        Act::Guest(GuestRequest {
+            op: Op::Read,
+            ..write(0, 3, Flags::NONE)
+        }),
+    ];
+    let depth = Depth {
+        longest: 4,
+        faults: true,
+        runs: 40,
+    };
+    let found = explore(&disk(Shape::Mirror { members: 2 }, &[]), &acts, depth);
+    if let Some(failure) = &found.failure {
+        panic_with(failure);
+    }
 }
 
 /// A large mirror of two, whose second member has been dropped and lacks a sector in each of so many regions.

@@ -1,11 +1,16 @@
 //! The arena: buffers of an I/O thread for the layouts' own bytes.
 //!
-//! A fixed number of buffers of [`SLOT`] bytes. A layout that finds none waits; the shard tells its disk when one has been
-//! returned.
+//! A number of buffers of [`SLOT`] bytes. A layout that finds none waits; the shard tells its disk when one has been
+//! returned. A disk gets a buffer while it has less than a part of what is free, so that a disk whose member hangs leaves
+//! buffers for the others. A buffer that only a hung member keeps is *late*: the engine gives others in its place.
 //!
 //! # Always true
 //! - a buffer is with one layout at a time
-//! - nothing is allocated after the buffers were given
+//! - nothing is allocated after the buffers were given, except once for each disk
+//! - a disk that has fewer than four buffers gets one if there is one
+//!
+//! # Source
+//! Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches" (1998).
 
 use crate::request::{Data, DiskId};
 use alloc::collections::VecDeque;
@@ -14,10 +19,20 @@ use alloc::vec::Vec;
 /// Bytes of a buffer. Origin: chosen; most requests fit, and a copy of this length is long enough for any device.
 pub const SLOT: u64 = 64 << 10;
 
+/// A disk may have one of so many free buffers, and one more. Origin: chosen; of 512 buffers one disk gets 103, and sixteen
+/// disks that get all they can leave 11.
+const PART: usize = 4;
+
+/// But a disk may have so many in any case. Origin: a scrub needs one for each member, all at once.
+const LEAST: usize = super::mirror::MEMBERS_MAX;
+
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Arena {
     free: Vec<Data>,
+    /// By [`DiskId`]: how many it has, without late ones.
+    held: Vec<u32>,
+    late: usize,
     /// Disks that found none, in order.
     waiting: VecDeque<DiskId>,
 }
@@ -33,6 +48,11 @@ impl Arena {
         self.free.len()
     }
 
+    /// Buffers that only hung members keep.
+    pub fn late(&self) -> usize {
+        self.late
+    }
+
     /// How many disks wait for a buffer.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.len()
@@ -45,22 +65,96 @@ impl Arena {
     }
 
     pub(crate) fn claim(&mut self, disk: DiskId) -> Option<Data> {
-        let slot = self.free.pop();
-        if slot.is_none() && !self.waiting.contains(&disk) {
-            self.waiting.push_back(disk);
+        let slot = match self.may_claim(disk) {
+            true => self.free.pop(),
+            false => None,
+        };
+        match slot {
+            Some(_) => *self.held(disk) += 1,
+            None if !self.waiting.contains(&disk) => self.waiting.push_back(disk),
+            None => {}
         }
         slot
     }
 
-    pub(crate) fn release(&mut self, slot: Data) {
+    fn may_claim(&self, disk: DiskId) -> bool {
+        let held = self.held.get(disk.0 as usize);
+        let held = held.map_or(0, |held| *held as usize);
+        held < LEAST || held <= self.free.len() / PART
+    }
+
+    fn held(&mut self, disk: DiskId) -> &mut u32 {
+        let place = disk.0 as usize;
+        if self.held.len() <= place {
+            self.held.resize(place + 1, 0);
+        }
+        &mut self.held[place]
+    }
+
+    /// A disk returns a buffer.
+    pub(crate) fn release(&mut self, disk: DiskId, slot: Data) {
+        *self.held(disk) -= 1;
         self.free.push(slot);
     }
 
-    /// The next disk that waits, if there is a free buffer.
+    /// Only a hung member keeps a buffer of this disk: it does not count as the disk's any more.
+    pub(crate) fn make_late(&mut self, disk: DiskId) {
+        *self.held(disk) -= 1;
+        self.late += 1;
+    }
+
+    /// A late buffer is returned.
+    pub(crate) fn release_late(&mut self, slot: Data) {
+        self.late -= 1;
+        self.free.push(slot);
+    }
+
+    /// The next disk that waits, if there is a buffer for it.
     pub(crate) fn next_waiting(&mut self) -> Option<DiskId> {
         if self.free.is_empty() {
             return None;
         }
-        self.waiting.pop_front()
+        let mut waiting = self.waiting.iter();
+        let place = waiting.position(|disk| self.may_claim(*disk))?;
+        self.waiting.remove(place)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arena(slots: u32) -> Arena {
+        let mut arena = Arena::default();
+        let slots = (0..slots).map(|buffer| Data { buffer, start: 0 });
+        arena.give(slots.collect());
+        arena
+    }
+
+    #[test]
+    fn disks_that_take_all_they_can_leave_buffers_for_others() {
+        let mut arena = arena(512);
+        for disk in 0..16 {
+            let claims = core::iter::from_fn(|| arena.claim(DiskId(disk)));
+            let claims = claims.count();
+            assert!(claims >= LEAST, "{claims} of disk {disk}");
+        }
+        assert!(arena.free() >= 11, "{}", arena.free());
+        assert_eq!(arena.next_waiting(), None, "none may have more");
+        assert!(arena.claim(DiskId(16)).is_some());
+    }
+
+    #[test]
+    fn a_late_buffer_counts_for_nobody_until_it_is_returned() {
+        let mut arena = arena(6);
+        let disk = DiskId(0);
+        let slots = [(); 4].map(|()| arena.claim(disk).expect("the least"));
+        assert_eq!(arena.claim(disk), None);
+        slots.iter().for_each(|_| arena.make_late(disk));
+        assert_eq!((arena.late(), arena.next_waiting()), (4, Some(disk)));
+        let own = arena.claim(disk).expect("it has none");
+        slots.into_iter().for_each(|slot| arena.release_late(slot));
+        arena.release(disk, own);
+        assert_eq!((arena.late(), arena.free()), (0, 6));
     }
 }

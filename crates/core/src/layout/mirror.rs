@@ -29,7 +29,7 @@
 
 use super::{
     BlockOutcome, Layout, LayoutCx, LayoutIo, LayoutNotice, LayoutOrder, Map, MemberReport,
-    MemberState, Members, OnLoss, OrderRefusal, ScrubReport, Target,
+    MemberState, Members, OnLoss, OrderRefusal, Ordered, ScrubReport, Target,
 };
 use crate::block::BLOCK;
 use crate::range_lock::RangeLock;
@@ -38,6 +38,7 @@ use crate::units::{Span, Time};
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 use copier::Copier;
+use loss::Loss;
 use open::{Opening, Readmission};
 use ops::{Op, Piece};
 use records::{Hot, Records};
@@ -46,8 +47,10 @@ use slots::Slots;
 use state::Syncing;
 
 mod copier;
+mod loss;
 mod open;
 mod ops;
+mod orders;
 mod records;
 mod scrub;
 mod slots;
@@ -95,8 +98,16 @@ pub struct Mirror {
     crowded: Vec<u32>,
     /// Whether a flush of the mirror's own is under way.
     flushing: bool,
-    /// Whether the disk is being detached.
+    /// Whether the disk is being detached, and no request is under way.
     closing: bool,
+    /// Whether the disk is being detached.
+    detaching: bool,
+    /// Whether the work in the background is interrupted.
+    paused: bool,
+    /// Orders to do without a member that are not answered.
+    dropping: u32,
+    /// Since every member in sync is lost, if guests' I/O waits for one of them.
+    loss: Option<Loss>,
     /// When idle regions are made cold.
     cool_at: Option<Time>,
     /// The member that the last read went to.
@@ -171,6 +182,10 @@ impl Mirror {
             crowded: Vec::new(),
             flushing: false,
             closing: false,
+            detaching: false,
+            paused: false,
+            dropping: 0,
+            loss: None,
             cool_at: None,
             last_read: 0,
             moment: 0,
@@ -297,6 +312,18 @@ impl Mirror {
     }
 }
 
+impl Mirror {
+    /// A member is dropped, and nothing waits any more for what it still has.
+    fn do_without(&mut self, cx: &mut LayoutCx<'_>, member: u8, fault: Fault) {
+        // One that was dropped before may still have what others wait for.
+        self.drop_members(cx, 1 << member, fault);
+        self.give_up_reading(cx, member);
+        self.give_up_on(cx, member);
+        self.give_up_copies(cx, member);
+        self.give_up_record(cx, member);
+    }
+}
+
 /// The members of a set.
 fn each(members: u32) -> impl Iterator<Item = Target> {
     (0..32)
@@ -331,7 +358,10 @@ impl Layout for Mirror {
         let member = target;
         let others = self.in_sync & !(1 << member.0);
         if u32::from(tries) > self.in_sync.count_ones() || others == 0 {
-            return Map::Done(Err(fault));
+            return match self.hold_read(cx, io, fault, tries) {
+                true => Map::Issued,
+                false => Map::Done(Err(fault)),
+            };
         }
         let bit = 1 << member.0;
         if fault == Fault::Gone && !self.leads(bit) && self.can_spare(bit) {
@@ -379,15 +409,13 @@ impl Layout for Mirror {
         let bit = 1 << target.0;
         self.refuse_new(cx, bit & self.active(), Fault::Gone);
         let needed = self.in_sync & bit != 0 && !self.can_spare(bit);
+        if needed && self.waits_after(Fault::Gone, false) {
+            return self.lose(cx, Fault::Gone);
+        }
         if needed || self.leads(bit) {
             return;
         }
-        // One that was dropped before may still have what others wait for.
-        self.drop_members(cx, bit, Fault::Gone);
-        self.give_up_reading(cx, target.0);
-        self.give_up_on(cx, target.0);
-        self.give_up_copies(cx, target.0);
-        self.give_up_record(cx, target.0);
+        self.do_without(cx, target.0, Fault::Gone);
         self.record(cx);
         // Those that found no buffer may need none now.
         self.feed_hungry(cx);
@@ -396,7 +424,8 @@ impl Layout for Mirror {
     fn deadline(&self) -> Option<Time> {
         let copies = self.copies_at();
         let readmission = self.readmission_at();
-        [self.cool_at, copies, readmission]
+        let loss = self.loss.as_ref().map(|loss| loss.at);
+        [self.cool_at, copies, readmission, loss]
             .into_iter()
             .flatten()
             .min()
@@ -413,29 +442,33 @@ impl Layout for Mirror {
         if self.readmission_at().is_some_and(|at| at <= cx.now()) {
             self.readmit_next(cx);
         }
+        if self.loss.as_ref().is_some_and(|loss| loss.at <= cx.now()) {
+            self.probe(cx);
+        }
     }
 
-    fn order(&mut self, cx: &mut LayoutCx<'_>, order: LayoutOrder) -> Result<(), OrderRefusal> {
+    fn order(
+        &mut self,
+        cx: &mut LayoutCx<'_>,
+        order: LayoutOrder,
+    ) -> Result<Ordered, OrderRefusal> {
         match order {
             LayoutOrder::Rebuild(member) => self.order_rebuild(cx, member.0),
-            LayoutOrder::Replace(member) => self.order_replace(cx, member.0),
+            LayoutOrder::Replace(member) => self.may_rebuild(member.0).map(|()| Ordered::Now),
             LayoutOrder::Drop(member) => self.order_drop(cx, member.0),
-            LayoutOrder::Scrub { repair } => self.order_scrub(cx, repair),
+            LayoutOrder::Scrub { repair } => self.order_scrub(cx, repair).map(|()| Ordered::Now),
             LayoutOrder::StopScrub => {
                 self.end_scrub(cx);
-                Ok(())
+                Ok(Ordered::Now)
             }
             LayoutOrder::Rate(rate) => {
                 self.rate = rate;
                 self.advance_copies(cx);
-                Ok(())
+                Ok(Ordered::Now)
             }
             LayoutOrder::AddMember => self.order_add_member(),
-            LayoutOrder::OnLoss(on_loss) => {
-                self.on_loss = on_loss;
-                Ok(())
-            }
-            LayoutOrder::Timeout(_) => Ok(()),
+            LayoutOrder::OnLoss(on_loss) => Ok(self.order_on_loss(cx, on_loss)),
+            LayoutOrder::Timeout(_) => Ok(Ordered::Now),
         }
     }
 
@@ -463,9 +496,34 @@ impl Layout for Mirror {
         running.or(self.scrubbed)
     }
 
+    fn labelled(&mut self, cx: &mut LayoutCx<'_>, target: Target, outcome: Outcome) {
+        self.label_is_known(cx, target, outcome);
+    }
+
+    fn resize(&mut self, cx: &mut LayoutCx<'_>, size: u64) {
+        self.extend_copies(size);
+        self.size = size;
+        self.advance_copies(cx);
+    }
+
+    fn waits(&self) -> bool {
+        self.loss.is_some()
+    }
+
     fn pause(&mut self, cx: &mut LayoutCx<'_>) {
+        self.paused = true;
         self.abandon_copies(cx);
         self.end_scrub(cx);
+    }
+
+    fn resume(&mut self, cx: &mut LayoutCx<'_>) {
+        self.paused = false;
+        self.resume_copies(cx);
+    }
+
+    fn detaching(&mut self, cx: &mut LayoutCx<'_>) {
+        self.detaching = true;
+        self.fail_held(cx);
     }
 
     fn close(&mut self, cx: &mut LayoutCx<'_>) {

@@ -91,6 +91,15 @@ pub enum LayoutOrder {
     Rate(u64),
 }
 
+/// When an order that is not refused is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ordered {
+    /// At once: what it begins goes on.
+    Now,
+    /// Once it is recorded on the members.
+    Later,
+}
+
 /// Why an order is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OrderRefusal {
@@ -108,6 +117,8 @@ pub enum OrderRefusal {
     InFlight,
     /// The disk has not opened.
     NotOpen,
+    /// No member could record it.
+    Unrecorded,
     /// The layout has a fixed number of members, or as many as are possible.
     Fixed,
 }

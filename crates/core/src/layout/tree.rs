@@ -13,15 +13,14 @@
 //!                                      └──> node 2 mirror ──> targets 2, 3
 //! ```
 
-use super::label::Label;
 use super::mirror::Mirror;
 use super::stripe::Stripe;
 use super::{
     Arena, BlockOutcome, DATA_AT, Layout, LayoutCommand, LayoutCx, LayoutNotice, LayoutOrder,
-    LayoutReport, LayoutSpec, MEMBER_TIMEOUT, MemberReport, OnLoss, OrderRefusal, Refusal,
+    LayoutReport, LayoutSpec, MEMBER_TIMEOUT, MemberReport, OnLoss, OrderRefusal, Ordered, Refusal,
     ScrubReport, Target,
 };
-use crate::block::{BLOCK, Unreadable};
+use crate::block::BLOCK;
 use crate::filter::Io;
 use crate::request::{DiskId, Fault, Outcome};
 use crate::units::{Span, Time};
@@ -29,7 +28,9 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec;
 use alloc::vec::Vec;
-use core::ops::RangeInclusive;
+use labels::Relabel;
+
+mod labels;
 
 /// The node of the tree itself, for its own blocks.
 pub(crate) const TREE: u8 = u8::MAX;
@@ -80,8 +81,10 @@ pub struct Tree {
     nodes: Vec<Node>,
     loads: Vec<Load>,
     opening: Opening,
-    /// A member whose label is being written, because its image was replaced.
-    relabel: Option<Target>,
+    /// A member whose label is being read or written while the disk is used.
+    relabel: Option<Relabel>,
+    /// How often that was done.
+    relabels: u32,
 }
 
 struct Node {
@@ -213,6 +216,7 @@ impl Tree {
                 found: Vec::new(),
             },
             relabel: None,
+            relabels: 0,
         }
     }
 
@@ -375,9 +379,10 @@ impl Tree {
 
     /// A label was read or written.
     pub(crate) fn label_done(&mut self, cx: &mut LayoutCx<'_>, tag: u64, outcome: BlockOutcome) {
-        let target = usize::try_from(tag).expect("a tag is a target");
-        if self.relabel == Some(Target(place(target))) {
-            return self.relabelled(cx, outcome.map(|_| ()));
+        let [target, ..] = tag.to_le_bytes();
+        let target = usize::from(target);
+        if tag > u8::MAX.into() {
+            return self.relabelled(cx, tag, outcome);
         }
         match &mut self.opening {
             Opening::Labels { left, found } => {
@@ -462,11 +467,6 @@ impl Tree {
         for target in writes {
             self.write_label(cx, Target(target), sealed);
         }
-    }
-
-    fn write_label(&self, cx: &mut LayoutCx<'_>, target: Target, sealed: bool) {
-        let label = self.members.label(self.spec, target.0, sealed);
-        cx.write_block(target.0.into(), target, 0, label.encode());
     }
 
     fn open_nodes(&mut self, cx: &mut LayoutCx<'_>, found: Vec<Found>, fresh: bool) {
@@ -594,6 +594,19 @@ impl Tree {
         cx.commands.push_back((node, command));
     }
 
+    /// The disk has another size.
+    pub(crate) fn resize(&mut self, cx: &mut LayoutCx<'_>, size: u64) {
+        self.members.size = size;
+        let leaves: Vec<usize> = self.leaves().map(|(node, _)| node).collect();
+        let member = self.spec.member_size(size, self.members.count)
+            - self.spec.member_size(0, self.members.count);
+        for node in leaves {
+            let (now, disk) = (cx.now, cx.disk);
+            let (layout, mut cx) = self.hook(place(node), now, disk, cx.commands, cx.arena);
+            layout.resize(&mut cx, member);
+        }
+    }
+
     /// Carries out an order.
     ///
     /// # Errors
@@ -602,7 +615,7 @@ impl Tree {
         &mut self,
         cx: &mut LayoutCx<'_>,
         order: LayoutOrder,
-    ) -> Result<(), OrderRefusal> {
+    ) -> Result<Ordered, OrderRefusal> {
         if !matches!(self.opening, Opening::Done) || self.relabel.is_some() {
             return Err(OrderRefusal::NotOpen);
         }
@@ -618,7 +631,7 @@ impl Tree {
             LayoutOrder::Timeout(_) if !self.is_timed() => return Err(OrderRefusal::NotRedundant),
             LayoutOrder::Timeout(timeout) => {
                 self.members.timeout = timeout;
-                return Ok(());
+                return Ok(Ordered::Now);
             }
             LayoutOrder::Scrub { .. }
             | LayoutOrder::StopScrub
@@ -633,22 +646,13 @@ impl Tree {
             LayoutOrder::Rebuild(_) => self.order_node(cx, place(node), LayoutOrder::Rebuild(own)),
             LayoutOrder::Drop(_) => self.order_node(cx, place(node), LayoutOrder::Drop(own)),
             _ => {
-                let mut states = Vec::new();
-                self.nodes[node].layout.report(&mut states);
-                if states[usize::from(own.0)].state == super::MemberState::InSync {
-                    return Err(OrderRefusal::InSync);
-                }
-                self.relabel = Some(member);
+                self.order_node(cx, place(node), LayoutOrder::Replace(own))?;
                 let load = &mut self.loads[usize::from(member.0)];
                 load.image = load.image.wrapping_add(1);
                 (load.in_flight, load.background) = (0, 0);
                 load.told = false;
-                let mut cx = LayoutCx {
-                    node: TREE,
-                    ..reborrow(cx)
-                };
-                self.write_label(&mut cx, member, true);
-                Ok(())
+                self.begin_label(cx, member, true);
+                Ok(Ordered::Now)
             }
         }
     }
@@ -657,9 +661,9 @@ impl Tree {
         &mut self,
         cx: &mut LayoutCx<'_>,
         order: LayoutOrder,
-    ) -> Result<(), OrderRefusal> {
+    ) -> Result<Ordered, OrderRefusal> {
         let leaves: Vec<usize> = self.leaves().map(|(node, _)| node).collect();
-        let mut outcome = Ok(());
+        let mut outcome = Ok(Ordered::Now);
         for node in leaves {
             let one = self.order_node(cx, place(node), order);
             outcome = outcome.and(one);
@@ -668,7 +672,7 @@ impl Tree {
     }
 
     /// A mirror gets a target after its last one. Nothing of it is recorded before: the disk's descriptor names it already.
-    fn add_member(&mut self, cx: &mut LayoutCx<'_>) -> Result<(), OrderRefusal> {
+    fn add_member(&mut self, cx: &mut LayoutCx<'_>) -> Result<Ordered, OrderRefusal> {
         let more = self.members.count + 1;
         if self.spec != LayoutSpec::Mirror || self.spec.check(more).is_err() {
             return Err(OrderRefusal::Fixed);
@@ -676,7 +680,7 @@ impl Tree {
         self.order_node(cx, 0, LayoutOrder::AddMember)?;
         self.members.count = more;
         self.loads.push(Load::default());
-        Ok(())
+        Ok(Ordered::Now)
     }
 
     fn order_node(
@@ -684,29 +688,10 @@ impl Tree {
         cx: &mut LayoutCx<'_>,
         node: u8,
         order: LayoutOrder,
-    ) -> Result<(), OrderRefusal> {
+    ) -> Result<Ordered, OrderRefusal> {
         let (now, disk) = (cx.now, cx.disk);
         let (layout, mut cx) = self.hook(node, now, disk, cx.commands, cx.arena);
         layout.order(&mut cx, order)
-    }
-
-    /// The label of a replaced member is written.
-    fn relabelled(&mut self, cx: &mut LayoutCx<'_>, outcome: Outcome) {
-        let Some(member) = self.relabel.take() else {
-            return;
-        };
-        let (node, own) = self.above(member);
-        let replaced = match outcome {
-            Ok(()) => self.order_node(cx, place(node), LayoutOrder::Replace(own)),
-            Err(fault) => {
-                let failed = LayoutNotice::RebuildFailed { member, fault };
-                return cx.notice(failed);
-            }
-        };
-        if replaced.is_err() {
-            let fault = Fault::Io;
-            cx.notice(LayoutNotice::RebuildFailed { member, fault });
-        }
     }
 
     /// Its state.
@@ -739,80 +724,6 @@ pub(crate) enum Due {
     Tick,
     Hung(Target),
 }
-
-impl Members {
-    /// What a label says about this member.
-    fn judge(&self, spec: LayoutSpec, member: u8, outcome: &BlockOutcome) -> Found {
-        let target = Target(member);
-        let Ok(Some(block)) = outcome else {
-            return Found::Away;
-        };
-        let ours = |label: &Label| {
-            let Members { disk, data_at, .. } = *self;
-            let same = label.disk == disk && label.member == member && label.layout == spec;
-            same && self.counts(spec).contains(&label.members) && label.data_at == data_at
-        };
-        match Label::decode(&block[..]) {
-            Ok(label) if ours(&label) => Found::Ours {
-                sealed: label.sealed,
-                torn: false,
-            },
-            Ok(_) => Found::Refused(Refusal::Foreign(target)),
-            Err(Unreadable::Empty) => Found::Blank,
-            Err(Unreadable::Newer(_)) => Found::Refused(Refusal::Newer(target)),
-            Err(_) if self.is_half_written(spec, member, block) => Found::Ours {
-                sealed: false,
-                torn: true,
-            },
-            Err(Unreadable::Torn) => Found::Refused(Refusal::Damaged(target)),
-            Err(Unreadable::Foreign | Unreadable::Short) => {
-                Found::Refused(Refusal::Unknown(target))
-            }
-        }
-    }
-}
-
-impl Members {
-    fn label(&self, spec: LayoutSpec, member: u8, sealed: bool) -> Label {
-        Label {
-            disk: self.disk,
-            layout: spec,
-            data_at: self.data_at,
-            members: place(self.count),
-            member,
-            sealed,
-        }
-    }
-
-    /// How many members a label may name: fewer than now if it was written before a mirror got more of them.
-    fn counts(&self, spec: LayoutSpec) -> RangeInclusive<u8> {
-        let now = place(self.count);
-        match spec {
-            LayoutSpec::Mirror => 1..=now,
-            _ => now..=now,
-        }
-    }
-
-    /// Whether a crash while this member's label was written leaves such a block: each of its sectors is empty, or one of
-    /// the label before or after it was sealed.
-    fn is_half_written(&self, spec: LayoutSpec, member: u8, block: &[u8; BLOCK]) -> bool {
-        let mut labels = Vec::new();
-        for members in self.counts(spec) {
-            for sealed in [false, true] {
-                let label = self.label(spec, member, sealed);
-                labels.push(Label { members, ..label }.encode());
-            }
-        }
-        (0..BLOCK).step_by(SECTOR).all(|at| {
-            let sector = &block[at..at + SECTOR];
-            let known = |label: &[u8; BLOCK]| label[at..at + SECTOR] == *sector;
-            sector.iter().all(|byte| *byte == 0) || labels.iter().any(|label| known(label))
-        })
-    }
-}
-
-/// Devices write at least so many bytes whole. Origin: the smallest sector of any disk.
-const SECTOR: usize = 512;
 
 impl ScrubReport {
     /// Two layouts' scrubs as one.

@@ -88,6 +88,7 @@ impl Shard {
         if let Some(disk) = disk.filter(|disk| matches!(disk.gate, Gate::Holding)) {
             disk.gate = Gate::Open;
             let waiting = core::mem::take(&mut disk.waiting);
+            self.with_stack(now, id, out, |stack, cx| stack.resume(cx));
             for (token, request) in waiting {
                 self.submitted(now, id, token, &request, out);
             }
@@ -153,6 +154,7 @@ impl Shard {
         if matches!(gate, Gate::Detaching) {
             let exit = &mut cx.exit;
             exit.qos.lift_limits(exit.schedulers, now, id);
+            disk.stack.detaching(&mut cx);
         }
         self.go_on(now, id, out);
     }

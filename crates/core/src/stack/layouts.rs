@@ -14,7 +14,7 @@ use crate::iocontrol::Cost;
 use crate::layout::tree::Due;
 use crate::layout::{
     BlockOutcome, Layout, LayoutCommand, LayoutCx, LayoutIo, LayoutOrder, LayoutReport, Map,
-    OrderRefusal, Refusal, SubIo, TREE, Target, Tree,
+    OrderRefusal, Ordered, Refusal, SubIo, TREE, Target, Tree,
 };
 use crate::request::{Data, Fault, Flags, IoId, Op, Outcome, Request};
 use alloc::boxed::Box;
@@ -119,6 +119,21 @@ impl Stack {
         cx.for_each_layout(&mut self.inside, |layout, cx| layout.arena_ready(cx));
     }
 
+    /// The disk has another size.
+    pub(crate) fn resize(&mut self, cx: &mut StackCx<'_>, size: u64) {
+        cx.with_tree(&mut self.inside, |tree, cx| tree.resize(cx, size));
+    }
+
+    /// The layouts' work in the background goes on after [`Stack::pause`].
+    pub(crate) fn resume(&mut self, cx: &mut StackCx<'_>) {
+        cx.for_each_layout(&mut self.inside, |layout, cx| layout.resume(cx));
+    }
+
+    /// The disk is being detached: the layouts let nothing wait for what may never come.
+    pub(crate) fn detaching(&mut self, cx: &mut StackCx<'_>) {
+        cx.for_each_layout(&mut self.inside, |layout, cx| layout.detaching(cx));
+    }
+
     /// Carries out an order.
     ///
     /// # Errors
@@ -127,7 +142,7 @@ impl Stack {
         &mut self,
         cx: &mut StackCx<'_>,
         order: LayoutOrder,
-    ) -> Result<(), OrderRefusal> {
+    ) -> Result<Ordered, OrderRefusal> {
         let mut outcome = Err(OrderRefusal::NotRedundant);
         cx.with_tree(&mut self.inside, |tree, cx| {
             outcome = tree.order(cx, order);
@@ -247,7 +262,10 @@ impl StackCx<'_> {
         while let Some((node, due)) = inside.layout.as_mut().and_then(|tree| tree.due(now)) {
             let (layout, mut cx) = inside.hook(&mut self.exit, node);
             match due {
-                Due::Hung(target) => layout.hung(&mut cx, target),
+                Due::Hung(target) => {
+                    layout.hung(&mut cx, target);
+                    self.with_tree(inside, |tree, cx| tree.give_up_label(cx, node, target));
+                }
                 Due::Tick => {
                     layout.tick(&mut cx);
                     assert!(
@@ -424,6 +442,12 @@ impl StackCx<'_> {
                 });
             }
             LayoutCommand::Hurry => self.hurry(),
+            LayoutCommand::CheckLabel { target } => {
+                self.with_tree(inside, |tree, cx| tree.check_label(cx, node, target));
+            }
+            LayoutCommand::Ordered(outcome) => {
+                self.exit.out.push(Effect::LayoutOrdered { disk, outcome });
+            }
             LayoutCommand::Opened(outcome) => self.layout_opened(inside, node, outcome),
             LayoutCommand::Notice(notice) => {
                 let tree = inside.layout.as_deref().expect("the disk has layouts");

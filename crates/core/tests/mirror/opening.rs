@@ -53,9 +53,7 @@ fn a_member_whose_newest_state_has_it_out_of_sync_gets_all_bytes() {
     // While a state with member 1 is being recorded, it is dropped and replaced by an empty image.
     world.write(1, 0);
     world.end_block(1, Ok(()));
-    world
-        .order(LayoutOrder::Drop(Target(1)))
-        .expect("it is dropped");
+    world.begin_order(LayoutOrder::Drop(Target(1)));
     world
         .order(LayoutOrder::Replace(Target(1)))
         .expect("it is replaced");

@@ -340,8 +340,13 @@ impl World {
         self.submit(token, Op::Flush, 0, 0);
     }
 
-    pub(crate) fn order(&mut self, order: LayoutOrder) -> Result<(), OrderRefusal> {
+    /// An order that is answered later.
+    pub(crate) fn begin_order(&mut self, order: LayoutOrder) {
         self.handle(Event::LayoutOrder { disk: DISK, order });
+    }
+
+    pub(crate) fn order(&mut self, order: LayoutOrder) -> Result<(), OrderRefusal> {
+        self.begin_order(order);
         self.ordered.pop().expect("an answer")
     }
 

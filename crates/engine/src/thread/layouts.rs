@@ -17,8 +17,11 @@ use tidegate_core::layout::{
 use tidegate_core::request::{Data, DiskId};
 use tidegate_core::shard::Event;
 
-/// Buffers of an I/O thread for layouts' own bytes: 8 MiB, which take memory when they are first used. Origin: chosen.
-const ARENA: usize = 128;
+/// Buffers of an I/O thread for layouts' own bytes: 32 MiB, which take memory when they are first used. Origin: chosen; one
+/// disk may use a fifth of them.
+const ARENA: usize = 512;
+/// The most buffers that are added in the place of those that hung members keep: 64 MiB. Origin: chosen.
+const ARENA_SPARE: usize = 1024;
 
 /// Told when a disk takes requests, or why it does not.
 pub(crate) type Opened = Sender<Result<std::result::Result<(), Refusal>>>;
@@ -105,21 +108,36 @@ impl IoThread {
         if self.has_arena {
             return Ok(());
         }
-        let mut slots = Vec::with_capacity(ARENA);
-        for _ in 0..ARENA {
+        let no_memory = |error| Error::io("no memory for the buffers of layouts", error);
+        self.extend_arena(ARENA).map_err(no_memory)?;
+        self.has_arena = true;
+        Ok(())
+    }
+
+    fn extend_arena(&mut self, count: usize) -> std::io::Result<()> {
+        let mut slots = Vec::with_capacity(count);
+        for _ in 0..count {
             match self.cx.buffers.claim_pool(bytes(SLOT)) {
                 Ok(buffer) => slots.push(Data { buffer, start: 0 }),
                 Err(error) => {
                     slots
                         .iter()
                         .for_each(|slot| self.cx.buffers.release(slot.buffer));
-                    return Err(Error::io("no memory for the buffers of layouts", error));
+                    return Err(error);
                 }
             }
         }
         self.cx.shard.give_arena(slots);
-        self.has_arena = true;
         Ok(())
+    }
+
+    /// Adds buffers in the place of those that hung members keep.
+    pub(super) fn replace_late_buffers(&mut self) {
+        let wanted = self.cx.shard.late_buffers().min(ARENA_SPARE);
+        let more = wanted.saturating_sub(self.spare_buffers);
+        if more > 0 && self.extend_arena(more).is_ok() {
+            self.spare_buffers += more;
+        }
     }
 
     /// A disk's layouts have opened, or refuse to.
@@ -418,6 +436,10 @@ fn order_refused(refusal: OrderRefusal) -> Error {
         OrderRefusal::NotOpen => (
             Kind::Busy,
             "the disk's members are being opened or labelled; try again",
+        ),
+        OrderRefusal::Unrecorded => (
+            Kind::Io,
+            "no member could record it; check the datastores of the members in sync, and try again",
         ),
         OrderRefusal::Fixed => (
             Kind::Unsupported,

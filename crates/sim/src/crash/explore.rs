@@ -45,6 +45,8 @@ pub enum Act {
     Wait,
     /// The next step of a move to another store.
     Move,
+    /// The mirror gets one more member.
+    Grow,
     /// The disk is detached and attached again.
     Detach,
 }
@@ -58,6 +60,7 @@ impl Act {
             Act::Order(order) => world.order(order),
             Act::Wait => world.wait(1),
             Act::Move => drop(world.advance_move()),
+            Act::Grow => world.grow(),
             Act::Detach => {
                 world.detach();
                 world.attach_again();

@@ -8,7 +8,7 @@ use super::explore::Failure;
 use super::world::{GuestRequest, Setup, World};
 use tidegate_core::filter::FilterSpec;
 use tidegate_core::layout::mirror::state::REGION;
-use tidegate_core::layout::{LayoutOrder, Target};
+use tidegate_core::layout::{LayoutOrder, OnLoss, Target};
 use tidegate_core::request::{Fault, Flags, Op};
 
 /// Sectors of a region of a mirror's state.
@@ -105,6 +105,11 @@ fn step(world: &mut World, choices: &mut dyn Choose, fails: u32) {
         5 => world.wait(1 + choices.choose(4)),
         6 => world.scribble(),
         7 => drop(world.advance_move()),
+        32 if has_more_acts(world.targets()) => match choices.choose(16) {
+            1 => world.grow_and_crash(choices),
+            2 | 3 => world.grow(),
+            _ => {}
+        },
         8..32 if world.pending() < MOST_PENDING => {
             let request = request(world.sectors(), choices);
             match choices.choose(4) {
@@ -129,11 +134,18 @@ fn step(world: &mut World, choices: &mut dyn Choose, fails: u32) {
     }
 }
 
+/// Whether a mirror also gets members, and waits for lost ones. Not one of two, so that past seeds stay what they are.
+fn has_more_acts(targets: u8) -> bool {
+    targets > 2
+}
+
 fn order(targets: u8, choices: &mut dyn Choose) -> LayoutOrder {
     let target = choices.choose(targets.into());
     let target = Target(u8::try_from(target).expect("a target"));
-    match choices.choose(10) {
+    match choices.choose(if has_more_acts(targets) { 12 } else { 10 }) {
         0 => LayoutOrder::Drop(target),
+        10 => LayoutOrder::OnLoss(OnLoss::Wait),
+        11 => LayoutOrder::OnLoss(OnLoss::Fail),
         5 => LayoutOrder::Rate(1 << 20),
         6 => LayoutOrder::Rate(0),
         1 => LayoutOrder::Scrub { repair: true },

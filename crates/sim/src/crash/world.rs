@@ -22,6 +22,7 @@ pub use super::shape::{Setup, Shape};
 pub use faults::Failing;
 
 mod faults;
+mod growth;
 mod guest;
 mod moves;
 mod verify;

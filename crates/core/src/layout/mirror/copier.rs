@@ -10,7 +10,7 @@
 //! # Source
 //! md's resync and DRBD's resync also copy beside writes; both make writes wait for the copy of their range.
 
-use super::state::REGION;
+use super::state::{REGION, Syncing};
 use super::{COPY, COPY_LOCK, Mirror, each, tag};
 use crate::layout::{LayoutCx, LayoutNotice, SLOT, SubIo, Target};
 use crate::range_lock::{Mode, Wanted};
@@ -521,11 +521,41 @@ impl Mirror {
             let (number, held) = (slot.number, slot.lock == Lock::Held);
             match slot.pending {
                 0 => cx.release(slot.data),
-                _ => self.abandoned.push(slot),
+                _ => {
+                    cx.make_late();
+                    self.abandoned.push(slot);
+                }
             }
             if held {
                 self.unlock(cx, COPY_LOCK | number);
             }
+        }
+    }
+
+    /// Goes on with the copies to a member that were interrupted. Those that are with members could overwrite newer bytes,
+    /// and are waited for.
+    pub(super) fn resume_copies(&mut self, cx: &mut LayoutCx<'_>) {
+        let idle = self.copier.is_none() && self.abandoned.is_empty();
+        if !idle || self.paused || self.closing || !self.opening_is_done() {
+            return;
+        }
+        if let Some(Syncing { member, full, upto }) = self.syncing {
+            let ranges = self.lacks(full, upto);
+            self.begin_copies(cx, Copier::new(Some(member), ranges), 0);
+        }
+    }
+
+    /// The disk is to have this size: a member that gets all bytes gets the new ones too.
+    pub(super) fn extend_copies(&mut self, size: u64) {
+        let (old, full) = (self.size, self.syncing.is_some_and(|syncing| syncing.full));
+        let Some(copier) = self.copier.as_mut().filter(|_| full && size > old) else {
+            return;
+        };
+        // The last ones of all.
+        copier.ranges.insert(0, (old, size));
+        copier.total += size - old;
+        if let Step::Flushing { last, .. } = &mut copier.step {
+            *last = false;
         }
     }
 
@@ -543,6 +573,7 @@ impl Mirror {
         let flushing = matches!(copier.step, Step::Flushing { .. });
         for slot in stuck {
             let (number, held) = (slot.number, slot.lock == Lock::Held);
+            cx.make_late();
             self.abandoned.push(slot);
             if held {
                 self.unlock(cx, COPY_LOCK | number);
@@ -561,7 +592,8 @@ impl Mirror {
         slot.pending &= !bit;
         if slot.pending == 0 {
             let slot = self.abandoned.swap_remove(place);
-            cx.release(slot.data);
+            cx.release_late(slot.data);
+            self.resume_copies(cx);
         }
     }
 }

@@ -15,7 +15,7 @@ use super::state::{MISSED, REGION, State, Syncing};
 use super::{MEMBERS_MAX, Mirror, STATE, each, tag};
 use crate::block::Unreadable;
 use crate::layout::{BlockOutcome, LayoutCx, LayoutNotice, OrderRefusal, Refusal, Target};
-use crate::request::Fault;
+use crate::request::{Fault, Outcome};
 use crate::units::{Span, Time};
 use alloc::vec::Vec;
 
@@ -52,11 +52,15 @@ pub(super) enum Opening {
 #[derive(Default)]
 pub(super) struct Readmission {
     /// Members that are not tried, one bit each.
-    barred: u32,
+    pub(super) barred: u32,
     /// When each is tried.
-    at: [Option<Time>; MEMBERS_MAX],
+    pub(super) at: [Option<Time>; MEMBERS_MAX],
     pause: [Span; MEMBERS_MAX],
     reading: Option<Reading>,
+    /// The member whose label is being checked.
+    labelling: Option<u8>,
+    /// Members with another image than before: they get all bytes. One bit each.
+    pub(super) replaced: u32,
 }
 
 /// A member whose state is being read.
@@ -75,6 +79,11 @@ impl Readmission {
         let pause = self.pause[place].max(FIRST_PAUSE);
         self.at[place] = Some(now + pause);
         self.pause[place] = Span::from_nanos(2 * pause.as_nanos()).min(LONGEST_PAUSE);
+    }
+
+    /// Whether it is not known yet if a member can be used again.
+    pub(super) fn is_busy(&self) -> bool {
+        self.reading.is_some() || self.labelling.is_some()
     }
 
     /// The member is in sync.
@@ -124,6 +133,7 @@ impl Mirror {
 
     pub(super) fn refuse(&mut self, cx: &mut LayoutCx<'_>, refusal: Refusal) {
         self.opening = None;
+        self.abandon_copies(cx);
         self.in_sync = 0;
         cx.opened(Err(refusal));
     }
@@ -144,6 +154,9 @@ impl Mirror {
         member: u8,
         outcome: BlockOutcome,
     ) {
+        if number >= PROBE {
+            return self.probe_read(cx, member, outcome);
+        }
         if number >= READMIT {
             return self.readmission_read(cx, number, member, outcome);
         }
@@ -346,7 +359,7 @@ impl Mirror {
     }
 
     /// What a member that is being rebuilt still lacks.
-    fn lacks(&self, full: bool, upto: u64) -> Vec<(u64, u64)> {
+    pub(super) fn lacks(&self, full: bool, upto: u64) -> Vec<(u64, u64)> {
         if full {
             return if upto < self.size {
                 alloc::vec![(upto, self.size)]
@@ -368,8 +381,9 @@ impl Mirror {
     }
 
     /// Uses a member again: it gets writes from now on, and copies of what it lacks.
-    fn begin_rebuild(&mut self, cx: &mut LayoutCx<'_>, member: u8, full: bool) {
+    pub(super) fn begin_rebuild(&mut self, cx: &mut LayoutCx<'_>, member: u8, full: bool) {
         self.readmission.at[usize::from(member)] = None;
+        self.readmission.replaced &= !(1 << member);
         if self.kept {
             self.readmission.barred &= !(1 << member);
         }
@@ -388,7 +402,8 @@ impl Mirror {
     /// When a member is tried again.
     pub(super) fn readmission_at(&self) -> Option<Time> {
         let free = self.syncing.is_none() && self.copier.is_none() && !self.closing;
-        if !free || !self.opening_is_done() || self.readmission.reading.is_some() {
+        let free = free && self.loss.is_none() && !self.readmission.is_busy();
+        if !free || !self.opening_is_done() {
             return None;
         }
         let unused = self.all() & !self.in_sync & !self.readmission.barred;
@@ -475,13 +490,46 @@ impl Mirror {
             let (member, fault) = (Target(member), Fault::Invalid);
             return cx.notice(LayoutNotice::RebuildFailed { member, fault });
         }
+        let Some(state) = reading.state else {
+            // It may be a new image, without a label.
+            self.readmission.labelling = Some(member);
+            return cx.check_label(Target(member));
+        };
         let place = usize::from(member);
-        let delta = reading.state.is_some_and(|state| {
-            let was_in_sync = state.in_sync >> member & 1 == 1;
-            let until_dropped = (self.until[place]..self.since[place]).contains(&state.sequence);
-            was_in_sync && until_dropped && !self.overflow
-        });
+        let was_in_sync = state.in_sync >> member & 1 == 1;
+        let until_dropped = (self.until[place]..self.since[place]).contains(&state.sequence);
+        let is_same = self.readmission.replaced >> member & 1 == 0;
+        let delta = was_in_sync && until_dropped && is_same && !self.overflow;
         self.begin_rebuild(cx, member, !delta);
+    }
+
+    /// A member's label is durable, so that it can get all bytes; or something else is there.
+    pub(super) fn label_is_known(
+        &mut self,
+        cx: &mut LayoutCx<'_>,
+        target: Target,
+        outcome: Outcome,
+    ) {
+        let member = target.0;
+        self.readmission.labelling.take_if(|of| *of == member);
+        let fault = match (outcome, self.may_rebuild(member)) {
+            (Err(fault), _) => fault,
+            (Ok(()), Ok(())) => return self.begin_rebuild(cx, member, true),
+            (Ok(()), Err(OrderRefusal::Busy)) => {
+                // It is rebuilt when that has ended.
+                self.readmission.barred &= !(1 << member);
+                self.readmission.replaced |= 1 << member;
+                self.readmission.at[usize::from(member)] = Some(cx.now());
+                return;
+            }
+            (Ok(()), Err(_)) => return,
+        };
+        match fault {
+            Fault::Invalid => self.readmission.barred |= 1 << member,
+            _ => self.readmission.later(member, cx.now()),
+        }
+        let member = target;
+        cx.notice(LayoutNotice::RebuildFailed { member, fault });
     }
 
     /// The state of this member is not waited for any more.
@@ -492,74 +540,6 @@ impl Mirror {
             let (member, fault) = (Target(member), Fault::Gone);
             cx.notice(LayoutNotice::RebuildFailed { member, fault });
         }
-    }
-
-    pub(super) fn order_rebuild(
-        &mut self,
-        cx: &mut LayoutCx<'_>,
-        member: u8,
-    ) -> Result<(), OrderRefusal> {
-        self.may_rebuild(member)?;
-        self.readmission.barred &= !(1 << member);
-        self.readmission.at[usize::from(member)] = Some(cx.now());
-        if cx.load(Target(member)) > 0 {
-            return Err(OrderRefusal::InFlight);
-        }
-        self.readmit_next(cx);
-        Ok(())
-    }
-
-    pub(super) fn order_replace(
-        &mut self,
-        cx: &mut LayoutCx<'_>,
-        member: u8,
-    ) -> Result<(), OrderRefusal> {
-        self.may_rebuild(member)?;
-        self.begin_rebuild(cx, member, true);
-        Ok(())
-    }
-
-    /// One more member, which is blank. States name it from the next one on.
-    pub(super) fn order_add_member(&mut self) -> Result<(), OrderRefusal> {
-        if !self.opening_is_done() || self.closing {
-            return Err(OrderRefusal::NotOpen);
-        }
-        let member = self.members;
-        self.members += 1;
-        self.readmission.barred |= 1 << member;
-        Ok(())
-    }
-
-    fn may_rebuild(&self, member: u8) -> Result<(), OrderRefusal> {
-        if !self.opening_is_done() || self.closing {
-            return Err(OrderRefusal::NotOpen);
-        }
-        if self.in_sync >> member & 1 == 1 {
-            return Err(OrderRefusal::InSync);
-        }
-        let reads = self.readmission.reading.is_some();
-        if self.syncing.is_some() || self.scrub.is_some() || reads {
-            return Err(OrderRefusal::Busy);
-        }
-        Ok(())
-    }
-
-    pub(super) fn order_drop(
-        &mut self,
-        cx: &mut LayoutCx<'_>,
-        member: u8,
-    ) -> Result<(), OrderRefusal> {
-        if !self.opening_is_done() {
-            return Err(OrderRefusal::NotOpen);
-        }
-        let bit = 1 << member;
-        if !self.can_spare(bit) {
-            return Err(OrderRefusal::Last);
-        }
-        self.readmission.barred |= bit;
-        self.drop_members(cx, bit, Fault::Gone);
-        self.record(cx);
-        Ok(())
     }
 }
 
@@ -584,9 +564,11 @@ const LEAP: u64 = 1 << 20;
 
 /// Numbers of blocks that are read to use a member again.
 const READMIT: u32 = 2;
+/// Numbers of blocks that are read to find out whether a member is back.
+pub(super) const PROBE: u32 = 4;
 
 /// A member's state; `None` if the block has none.
-fn decode(
+pub(super) fn decode(
     disk: [u8; 16],
     members: u8,
     member: u8,

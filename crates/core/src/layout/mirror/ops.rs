@@ -8,6 +8,8 @@
 //! - an I/O ends once, after every piece of it has ended on each member that is still used
 //! - a buffer returns to the arena after its last I/O has ended
 
+use super::loss::Next;
+use super::records::Hot;
 use super::state::HOT_MAX;
 use super::{COPY_LOCK, Mirror, PIECE, SCRUB_LOCK, each, tag};
 use crate::layout::{LayoutCx, LayoutIo, LayoutNotice, Map, SLOT, SubIo};
@@ -18,13 +20,15 @@ use alloc::vec::Vec;
 /// An I/O that the mirror has taken.
 pub(super) struct Op {
     /// None for a flush of the mirror's own.
-    io: Option<IoId>,
+    pub(super) io: Option<IoId>,
     op: request::Op,
     flags: Flags,
     offset: u64,
     len: u64,
     data: Data,
     stage: Stage,
+    /// Whether it has begun again after the loss of all members.
+    pub(super) retried: bool,
     /// The range whose regions count it: all of it, or the window of it that is being written.
     counted: Option<(u64, u64)>,
     /// Bytes that were given to members.
@@ -53,6 +57,15 @@ impl Op {
         (self.offset + self.given, len)
     }
 
+    /// What the members have failed is to be given to them again.
+    fn rewind(&mut self) {
+        self.given = match self.counted {
+            Some((offset, _)) => offset - self.offset,
+            None => 0,
+        };
+        (self.stage, self.failed, self.fault) = (Stage::Waits, 0, None);
+    }
+
     /// Whether all of it was given to members.
     fn is_given(&self) -> bool {
         self.given == self.len
@@ -67,6 +80,8 @@ pub(super) struct Piece {
     pending: u32,
     /// Members that have not ended it and are not waited for.
     late: u32,
+    /// Whether nobody but such members has its buffer.
+    is_late: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +99,7 @@ impl Mirror {
     pub(super) fn take(&mut self, cx: &mut LayoutCx<'_>, io: &LayoutIo) -> Map {
         self.used_at = Some(cx.now());
         let reads = !io.op.modifies() && io.op != request::Op::Flush;
-        if reads && self.lock.is_idle() {
+        if reads && self.lock.is_idle() && self.loss.is_none() {
             return Map::One {
                 target: self.reader(cx),
                 offset: io.offset,
@@ -99,38 +114,73 @@ impl Mirror {
             request::Op::Discard => (request::Op::WriteZeroes, io.flags.with(Flags::MAY_UNMAP)),
             op => (op, io.flags),
         };
+        let number = self.insert(&LayoutIo { op, flags, ..*io });
+        match self.loss {
+            Some(_) => self.hold(number, Next::Enter),
+            None => self.enter(cx, number),
+        }
+        Map::Issued
+    }
+
+    fn insert(&mut self, io: &LayoutIo) -> u32 {
         let began = self.moment();
-        let number = self.ops.insert(Op {
+        self.ops.insert(Op {
             io: Some(io.id),
-            op,
-            flags,
+            op: io.op,
+            flags: io.flags,
             offset: io.offset,
             len: io.len,
             data: io.data,
             stage: Stage::Waits,
+            retried: false,
             counted: None,
             given: 0,
             open: 0,
             failed: 0,
             fault: None,
             began,
-        });
-        if io.op == request::Op::Flush {
-            self.issue(cx, number);
-            return Map::Issued;
+        })
+    }
+
+    /// An I/O that was taken begins.
+    pub(super) fn enter(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
+        let op = self.ops.at(number);
+        if op.op == request::Op::Flush {
+            return self.issue(cx, number);
         }
         let wanted = Wanted {
             id: number,
-            start: io.offset,
-            end: io.offset + io.len,
-            mode: if reads { Mode::Shared } else { Mode::Exclusive },
+            start: op.offset,
+            end: op.offset + op.len,
+            mode: match op.op.modifies() {
+                true => Mode::Exclusive,
+                false => Mode::Shared,
+            },
         };
         if self.lock.acquire(wanted) {
             self.locked(cx, number);
         } else if self.hurry_scrub(wanted.start, wanted.end) {
             cx.hurry();
         }
-        Map::Issued
+    }
+
+    /// A read has failed on every member in sync. Returns whether it waits for one of them.
+    pub(super) fn hold_read(
+        &mut self,
+        cx: &mut LayoutCx<'_>,
+        io: &LayoutIo,
+        fault: Fault,
+        tries: u8,
+    ) -> bool {
+        // So many at least were made after a member was back.
+        let tried = u32::from(tries) > self.in_sync.count_ones() + 1;
+        if !self.waits_after(fault, tried) {
+            return false;
+        }
+        let number = self.insert(io);
+        self.lose(cx, fault);
+        self.hold(number, Next::Enter);
+        true
     }
 
     /// Lets those go on that waited for a range.
@@ -168,12 +218,21 @@ impl Mirror {
         match self.make_hot(offset, len) {
             None => {
                 self.crowded.push(number);
-                self.flush_own(cx);
+                self.flush_crowd(cx);
             }
             Some(since) => {
                 self.ops.at(number).counted = Some((offset, len));
                 self.after_record(cx, number, since);
             }
+        }
+    }
+
+    /// Flushes the members for writes that wait for a region to become cold, if a flush can make one so: in the others writes
+    /// are under way.
+    fn flush_crowd(&mut self, cx: &mut LayoutCx<'_>) {
+        let is_idle = |hot: &Hot| hot.writes == 0;
+        if !self.crowded.is_empty() && self.hot.values().any(is_idle) {
+            self.flush_own(cx);
         }
     }
 
@@ -184,6 +243,7 @@ impl Mirror {
         op.failed = 0;
         if let Some((offset, len)) = op.counted.take() {
             self.uncount(offset, len);
+            self.flush_crowd(cx);
         }
         self.heat(cx, number);
     }
@@ -202,6 +262,7 @@ impl Mirror {
             len: 0,
             data: Data::NONE,
             stage: Stage::Waits,
+            retried: false,
             counted: None,
             given: 0,
             open: 0,
@@ -239,7 +300,7 @@ impl Mirror {
     }
 
     /// Gives an I/O to all members that are used.
-    fn issue(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
+    pub(super) fn issue(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
         let op = self.ops.at(number);
         op.stage = Stage::Issued;
         match op.op {
@@ -302,6 +363,7 @@ impl Mirror {
             slot,
             pending,
             late: 0,
+            is_late: false,
         });
         for target in each(pending) {
             let sub = SubIo {
@@ -363,11 +425,20 @@ impl Mirror {
 
     fn free_piece(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
         let piece = self.pieces.at(number);
-        if piece.pending | piece.late == 0 {
-            let piece = self.pieces.remove(number);
-            if let Some(slot) = piece.slot {
-                cx.release(slot);
+        if piece.pending != 0 {
+            return;
+        }
+        if piece.late != 0 {
+            if piece.slot.is_some() && !core::mem::replace(&mut piece.is_late, true) {
+                cx.make_late();
             }
+            return;
+        }
+        let piece = self.pieces.remove(number);
+        match piece.slot {
+            Some(slot) if piece.is_late => cx.release_late(slot),
+            Some(slot) => cx.release(slot),
+            None => {}
         }
     }
 
@@ -395,6 +466,7 @@ impl Mirror {
     fn members_done(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
         let op = self.ops.at(number);
         let (failed, fault, kind, began) = (op.failed, op.fault, op.op, op.began);
+        let retried = core::mem::take(&mut op.retried);
         let fault = fault.unwrap_or(Fault::Io);
         let failed = failed & self.active();
         if failed == 0 {
@@ -407,6 +479,11 @@ impl Mirror {
         }
         // Of those that failed together one stays: what it has is what the disk has.
         let all = failed & self.in_sync != 0 && !self.can_spare(failed) || self.leads(failed);
+        if all && self.waits_after(fault, retried) {
+            self.ops.at(number).rewind();
+            self.lose(cx, fault);
+            return self.hold(number, Next::Issue);
+        }
         let stays = if all { self.last_resort() } else { 0 };
         let dropped = if all { self.active() } else { failed };
         if all && self.in_sync.count_ones() == 1 {
@@ -438,6 +515,7 @@ impl Mirror {
         if self.hot.len() > HOT_MAX / 2 {
             self.forget_cold();
         }
+        self.flush_crowd(cx);
         self.unlock(cx, number);
     }
 }

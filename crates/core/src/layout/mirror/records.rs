@@ -13,7 +13,7 @@ use super::open::Opening;
 use super::state::{HOT_MAX, MISSED, NEVER, REGION, State};
 use super::{MEMBERS_MAX, Mirror, RECORD, STATE_AT, each, tag};
 use crate::block::BLOCK;
-use crate::layout::{LayoutCx, Refusal, Target};
+use crate::layout::{LayoutCx, LayoutNotice, OrderRefusal, Refusal, Target};
 use crate::request::{Fault, Outcome};
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -24,7 +24,7 @@ pub(super) struct Hot {
     /// The version of the state that has it.
     since: u64,
     /// Writes under way.
-    writes: u32,
+    pub(super) writes: u32,
     /// When the last write ended; 0 once a flush has covered it.
     ended: u64,
 }
@@ -45,6 +45,8 @@ pub(super) struct Records {
     pub(super) durable: u64,
     /// The version since which the members in sync are these.
     pub(super) set_at: u64,
+    /// Whether the next record is the first one after the loss of all members.
+    pub(super) retried: bool,
     writing: Option<Writing>,
     /// Which I/Os wait for which version.
     waiting: Vec<(u64, u32)>,
@@ -166,6 +168,10 @@ impl Mirror {
         {
             return;
         }
+        if self.loss.is_some() {
+            // No member could have it.
+            return;
+        }
         records.sequence += 1;
         let pending = self.active();
         for member in 0..self.members {
@@ -269,10 +275,18 @@ impl Mirror {
             return;
         }
         let failed = writing.failed & self.active();
-        if failed & self.in_sync != 0 && !self.can_spare(failed) {
+        let all = failed & self.in_sync != 0 && !self.can_spare(failed);
+        if all && self.waits_after(Fault::Io, self.records.retried) {
+            // It is recorded when one of them is back.
+            return self.lose(cx, Fault::Io);
+        }
+        if all {
             // Of those that failed together one stays, so that no two members are more than a state apart. What waits for
             // the record fails.
             let stays = self.last_resort();
+            if self.in_sync.count_ones() == 1 {
+                cx.notice(LayoutNotice::Lost);
+            }
             self.drop_members(cx, (self.in_sync | failed) & !stays, Fault::Io);
             return self.fail_waiting(cx);
         }
@@ -285,6 +299,7 @@ impl Mirror {
             self.drop_members(cx, failed, Fault::Io);
             return self.record(cx);
         }
+        self.records.retried = false;
         self.records.durable = writing.version;
         self.records.last = self.records.sequence;
         self.records.last_in_sync = writing.in_sync;
@@ -300,11 +315,13 @@ impl Mirror {
             self.recorded(cx, op);
         }
         self.opening_recorded(cx);
+        self.drops_recorded(cx);
         self.copier_recorded(cx);
         self.record(cx);
     }
 
-    fn fail_waiting(&mut self, cx: &mut LayoutCx<'_>) {
+    pub(super) fn fail_waiting(&mut self, cx: &mut LayoutCx<'_>) {
+        self.answer_drops(cx, Err(OrderRefusal::Unrecorded));
         if !matches!(self.opening, None | Some(Opening::Done)) {
             let first = Target(u8::try_from(self.in_sync.trailing_zeros()).unwrap_or(0));
             return self.refuse(cx, Refusal::Failed(first, Fault::Io));

@@ -47,6 +47,17 @@ struct Copy {
     sum: Option<u32>,
 }
 
+impl Scrub {
+    /// Whether all is compared that the disk had when the scrub began.
+    fn is_at_end(&self) -> bool {
+        self.at >= self.report.to_compare
+    }
+
+    fn piece_len(&self) -> u64 {
+        SLOT.min(self.report.to_compare.saturating_sub(self.at))
+    }
+}
+
 impl Mirror {
     pub(super) fn order_scrub(
         &mut self,
@@ -78,17 +89,12 @@ impl Mirror {
         Ok(())
     }
 
-    fn piece_len(&self, at: u64) -> u64 {
-        SLOT.min(self.size - at)
-    }
-
     /// A guest waits for this range. Returns whether the scrub has it.
     pub(super) fn hurry_scrub(&mut self, start: u64, end: u64) -> bool {
-        let size = self.size;
         let Some(scrub) = &mut self.scrub else {
             return false;
         };
-        let to = scrub.at + SLOT.min(size.saturating_sub(scrub.at));
+        let to = scrub.at + scrub.piece_len();
         let has_it = scrub.step != Step::Waits && scrub.at < end && start < to;
         scrub.hurried |= has_it;
         has_it
@@ -96,7 +102,7 @@ impl Mirror {
 
     fn lock_piece(&mut self, cx: &mut LayoutCx<'_>) {
         let Some(scrub) = &mut self.scrub else { return };
-        if scrub.at >= self.size {
+        if scrub.is_at_end() {
             return self.end_scrub(cx);
         }
         scrub.step = Step::Waits;
@@ -105,7 +111,7 @@ impl Mirror {
         let wanted = Wanted {
             id: SCRUB_LOCK,
             start: at,
-            end: at + self.piece_len(at),
+            end: at + scrub.piece_len(),
             mode: Mode::Exclusive,
         };
         if self.lock.acquire(wanted) {
@@ -153,8 +159,7 @@ impl Mirror {
         scrub.step = Step::Reads;
         scrub.left = in_sync.count_ones();
         scrub.copies = copies;
-        let (at, number) = (scrub.at, scrub.number);
-        let len = self.piece_len(at);
+        let (at, number, len) = (scrub.at, scrub.number, scrub.piece_len());
         for copy in self.scrub.iter().flat_map(|scrub| &scrub.copies) {
             let sub = sub_io(copy.member, Op::Read, at, len, copy.data);
             cx.issue(tag(SCRUB, number, copy.member), sub);
@@ -200,7 +205,7 @@ impl Mirror {
         scrub.step = Step::Sums;
         let read = scrub.copies.iter().filter(|copy| copy.read).count();
         scrub.left = u32::try_from(read).expect("few members");
-        let len = SLOT.min(self.size - scrub.at);
+        let len = scrub.piece_len();
         for copy in scrub.copies.iter().filter(|copy| copy.read) {
             cx.sum(tag(SCRUB, number, copy.member), copy.data, len);
         }
@@ -234,7 +239,6 @@ impl Mirror {
 
     /// All members' checksums are known.
     fn compare(&mut self, cx: &mut LayoutCx<'_>) {
-        let size = self.size;
         let Some(scrub) = &mut self.scrub else { return };
         let good = scrub.copies.iter().find(|copy| copy.read);
         let good = good.map(|copy| (copy.sum, copy.data));
@@ -264,9 +268,9 @@ impl Mirror {
         };
         scrub.step = Step::Writes;
         scrub.left = u32::try_from(wrong.len()).expect("few members");
-        let (number, background) = (scrub.number, !scrub.hurried);
+        let (number, background, len) = (scrub.number, !scrub.hurried, scrub.piece_len());
         for member in wrong {
-            let sub = sub_io(member, Op::Write, at, SLOT.min(size - at), data);
+            let sub = sub_io(member, Op::Write, at, len, data);
             let sub = SubIo {
                 flags: Flags::FUA,
                 background,
@@ -277,12 +281,11 @@ impl Mirror {
     }
 
     fn next_piece(&mut self, cx: &mut LayoutCx<'_>) {
-        let size = self.size;
         let Some(scrub) = &mut self.scrub else { return };
         for copy in scrub.copies.drain(..) {
             cx.release(copy.data);
         }
-        let len = SLOT.min(size - scrub.at);
+        let len = scrub.piece_len();
         scrub.at += len;
         scrub.report.compared += len;
         self.unlock(cx, SCRUB_LOCK);
@@ -294,7 +297,7 @@ impl Mirror {
         let Some(scrub) = &mut self.scrub else { return };
         let first = !core::mem::replace(&mut scrub.ending, true);
         let reads = matches!(scrub.step, Step::Reads | Step::Sums);
-        let waits = scrub.step == Step::Waits && scrub.at < self.size;
+        let waits = scrub.step == Step::Waits && !scrub.is_at_end();
         if scrub.left > 0 || waits {
             // A write of a repair keeps its range, so that a guest's later write does not land before it.
             if first && reads {

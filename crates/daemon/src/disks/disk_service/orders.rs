@@ -369,16 +369,9 @@ fn give(live: &Attached, nth: usize, mut open: OpenMembers) -> Outcome<host::Old
     live.set_member(nth, opened, image, open.uses.pop())
 }
 
-/// Stops the use of a member, unless it is not used already.
+/// Stops the use of a member. The others have recorded that afterwards, also if the mirror had dropped the member already.
 fn drop_member(live: &Attached, nth: usize) -> Outcome<()> {
-    match state_of(live, nth) {
-        Some(MemberState::OutOfSync) => Ok(()),
-        _ => live.order(LayoutOrder::Drop(target(nth))),
-    }
-}
-
-fn state_of(live: &Attached, nth: usize) -> Option<MemberState> {
-    Some(live.layout()?.members.get(nth)?.state)
+    live.order(LayoutOrder::Drop(target(nth)))
 }
 
 pub(super) fn target(nth: usize) -> Target {

@@ -1,0 +1,108 @@
+//! The administrator's orders to a mirror.
+//!
+//! # Always true
+//! - an order to do without a member is answered after those that stay have recorded it: the caller may delete its data
+
+use super::Mirror;
+use crate::layout::{LayoutCx, OnLoss, OrderRefusal, Ordered, Target};
+use crate::request::Fault;
+
+impl Mirror {
+    /// Uses a member again.
+    pub(super) fn order_rebuild(
+        &mut self,
+        cx: &mut LayoutCx<'_>,
+        member: u8,
+    ) -> Result<Ordered, OrderRefusal> {
+        self.may_rebuild(member)?;
+        self.readmission.barred &= !(1 << member);
+        self.readmission.at[usize::from(member)] = Some(cx.now());
+        if cx.load(Target(member)) > 0 {
+            return Err(OrderRefusal::InFlight);
+        }
+        self.readmit_next(cx);
+        Ok(Ordered::Now)
+    }
+
+    /// Whether a member can get all bytes now; then its label is written first.
+    pub(super) fn may_rebuild(&self, member: u8) -> Result<(), OrderRefusal> {
+        if !self.opening_is_done() || self.closing {
+            return Err(OrderRefusal::NotOpen);
+        }
+        if self.in_sync >> member & 1 == 1 {
+            return Err(OrderRefusal::InSync);
+        }
+        let is_busy = self.syncing.is_some() || self.scrub.is_some() || self.loss.is_some();
+        if is_busy || self.readmission.is_busy() {
+            return Err(OrderRefusal::Busy);
+        }
+        Ok(())
+    }
+
+    /// Does without a member.
+    pub(super) fn order_drop(
+        &mut self,
+        cx: &mut LayoutCx<'_>,
+        member: u8,
+    ) -> Result<Ordered, OrderRefusal> {
+        if !self.opening_is_done() {
+            return Err(OrderRefusal::NotOpen);
+        }
+        if self.loss.is_some() {
+            return Err(OrderRefusal::Busy);
+        }
+        let bit = 1 << member;
+        if !self.can_spare(bit) {
+            return Err(OrderRefusal::Last);
+        }
+        self.readmission.barred |= bit;
+        self.drop_members(cx, bit, Fault::Gone);
+        self.record(cx);
+        if self.is_drop_recorded() {
+            return Ok(Ordered::Now);
+        }
+        self.dropping += 1;
+        Ok(Ordered::Later)
+    }
+
+    fn is_drop_recorded(&self) -> bool {
+        self.records.durable >= self.records.set_at
+    }
+
+    /// A state is recorded: answers the orders that waited for it.
+    pub(super) fn drops_recorded(&mut self, cx: &mut LayoutCx<'_>) {
+        if self.is_drop_recorded() {
+            self.answer_drops(cx, Ok(()));
+        }
+    }
+
+    pub(super) fn answer_drops(
+        &mut self,
+        cx: &mut LayoutCx<'_>,
+        outcome: Result<(), OrderRefusal>,
+    ) {
+        for _ in 0..core::mem::take(&mut self.dropping) {
+            cx.ordered(outcome);
+        }
+    }
+
+    /// One more member, which is blank. States name it from the next one on.
+    pub(super) fn order_add_member(&mut self) -> Result<Ordered, OrderRefusal> {
+        if !self.opening_is_done() || self.closing {
+            return Err(OrderRefusal::NotOpen);
+        }
+        let member = self.members;
+        self.members += 1;
+        self.readmission.barred |= 1 << member;
+        Ok(Ordered::Now)
+    }
+
+    /// What to do from now on after the loss of every member in sync.
+    pub(super) fn order_on_loss(&mut self, cx: &mut LayoutCx<'_>, on_loss: OnLoss) -> Ordered {
+        self.on_loss = on_loss;
+        if on_loss == OnLoss::Fail {
+            self.fail_held(cx);
+        }
+        Ordered::Now
+    }
+}

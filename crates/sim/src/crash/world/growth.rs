@@ -1,0 +1,46 @@
+//! Growth of a simulated mirror by a member, as the daemon does it: the disk's descriptor names the new member first.
+
+use super::World;
+use crate::crash::choice::Choose;
+use crate::crash::shape::Shape;
+use crate::crash::store::Store;
+use tidegate_core::layout::LayoutOrder;
+use tidegate_core::layout::mirror::MEMBERS_MAX;
+
+impl World {
+    /// A mirror gets one more member, whose image is blank. Nothing happens if it has as many as are possible.
+    pub fn grow(&mut self) {
+        let Shape::Mirror { members } = self.setup.shape else {
+            return;
+        };
+        if usize::from(members) == MEMBERS_MAX || self.opened != Some(Ok(())) || self.detached {
+            return;
+        }
+        self.describe(members + 1);
+        self.order(LayoutOrder::AddMember);
+        if self.members().len() == usize::from(members) {
+            // Refused.
+            self.describe(members);
+        }
+    }
+
+    /// A crash after the descriptor names the new member, and before the mirror has it.
+    pub fn grow_and_crash(&mut self, choices: &mut dyn Choose) {
+        if let Shape::Mirror { members } = self.setup.shape
+            && usize::from(members) < MEMBERS_MAX
+        {
+            self.describe(members + 1);
+            self.crash_again(choices);
+        }
+    }
+
+    /// The descriptor names so many members.
+    fn describe(&mut self, members: u8) {
+        self.note(|| format!("the descriptor names {members} members"));
+        self.setup.shape = Shape::Mirror { members };
+        let sectors = self.setup.shape.member_sectors(self.setup.sectors);
+        self.stores.truncate(members.into());
+        self.stores
+            .resize_with(members.into(), || Store::new(sectors));
+    }
+}
