@@ -1,8 +1,7 @@
 //! Commands on the members of attached disks: added, replaced, removed and compared while guests use the disk.
 //!
 //! # Always true
-//! - A member's image is exchanged only after the layout has been told to do without it. A crash before the layout has
-//!   recorded that makes the next attach refuse without `--without`; no acknowledged write is lost.
+//! - A member's image is exchanged only after the others have recorded that the layout does without it.
 //! - The descriptor names a new member before the layout copies to it: after a crash the copy goes on there.
 //! - The old data of a replaced member is deleted only after the descriptor no longer names it, and the new data only while
 //!   the descriptor does not name it.
