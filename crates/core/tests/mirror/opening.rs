@@ -278,3 +278,18 @@ fn a_mirror_that_refused_to_open_records_nothing() {
     assert!(matches!(world.opened, Some(Err(Refusal::Failed(..)))));
     assert!(world.held.iter().all(|block| block.target == Target(1)));
 }
+
+#[test]
+fn a_mirror_that_refused_to_open_copies_nothing() {
+    let mut world = World::new(SIZE, 16);
+    world.write(1, 0);
+    world.begin_crash();
+    world.holds = vec![Target(1)];
+    // Member 0 hangs with a copy of the hot region, and member 1 fails the state without it.
+    world.finish_on(1, Ok(()));
+    world.pass(11);
+    world.end_block(1, Err(Fault::Io));
+    assert!(matches!(world.opened, Some(Err(Refusal::Failed(..)))));
+    world.finish_all();
+    assert!(world.flying.is_empty());
+}
