@@ -1,8 +1,8 @@
 //! Recorded states of a mirror, and records or writes that fail on all members.
 
 use super::world::{MIB, World};
-use tidegate_core::layout::mirror::state::{HOT_MAX, MISSED};
-use tidegate_core::layout::{MemberState, Target};
+use tidegate_core::layout::mirror::state::{HOT_MAX, MISSED, State};
+use tidegate_core::layout::{LayoutOrder, MemberState, Target};
 use tidegate_core::request::{Fault, Op};
 
 #[test]
@@ -65,6 +65,56 @@ fn a_write_does_not_wait_for_a_state_on_a_member_that_hangs() {
     assert_eq!(world.state(1), MemberState::OutOfSync);
     world.finish_all();
     assert_eq!(world.answered(), [1]);
+}
+
+#[test]
+fn writes_are_answered_after_the_loss_of_a_member_is_recorded() {
+    let mut world = World::new(16 * MIB, 16);
+    world.write(1, 0);
+    world.write(2, MIB);
+    world.holds = vec![Target(0)];
+    // The second write fails on member 1. The first one ends on both, but a start without member 0 would lose it.
+    world.finish(3, Err(Fault::Io));
+    world.finish(2, Ok(()));
+    assert_eq!(world.state(1), MemberState::OutOfSync);
+    world.finish_all();
+    assert_eq!(world.answers, [], "the loss is being recorded");
+    world.end_block(0, Ok(()));
+    let mut answered = world.answered();
+    answered.sort_unstable();
+    assert_eq!(answered, [1, 2]);
+}
+
+#[test]
+fn each_state_goes_over_the_older_one() {
+    let mut world = World::new(16 * MIB, 16);
+    world.write(0, 0);
+    // The first state after a start, and some more.
+    world.begin_crash();
+    world.holds = vec![Target(0)];
+    world.finish_all();
+    for token in 1..5 {
+        let over = world.blocks[&(Target(0), world.held[0].offset)].clone();
+        let (older, _) = State::decode(&over[..]).expect("a state");
+        assert!(older.sequence < world.recorded(0).sequence);
+        world.end_block(0, Ok(()));
+        world.write(token, token * MIB);
+    }
+}
+
+#[test]
+fn copies_begin_after_the_rebuild_is_recorded() {
+    let mut world = World::new(16 * MIB, 16);
+    world
+        .order(LayoutOrder::Drop(Target(1)))
+        .expect("it is dropped");
+    world.holds = vec![Target(0)];
+    world
+        .order(LayoutOrder::Replace(Target(1)))
+        .expect("it is replaced");
+    assert!(world.flying.is_empty(), "the state is being recorded");
+    world.end_block(0, Ok(()));
+    assert!(!world.flying.is_empty());
 }
 
 /// Regions that are hot in the newest state.

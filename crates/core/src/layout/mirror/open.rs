@@ -132,7 +132,6 @@ impl Mirror {
     }
 
     pub(super) fn refuse(&mut self, cx: &mut LayoutCx<'_>, refusal: Refusal) {
-        self.abandon_copies(cx);
         self.opening = None;
         self.abandon_copies(cx);
         self.in_sync = 0;
