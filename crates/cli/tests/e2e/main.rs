@@ -20,6 +20,7 @@ mod explained;
 mod first_minute;
 mod foretold;
 mod guest_disk;
+mod guest_mirror;
 mod guest_resize;
 mod hints;
 mod hosts;
