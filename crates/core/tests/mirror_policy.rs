@@ -307,6 +307,68 @@ fn a_label_that_hangs_does_not_bar_orders_for_ever() {
     assert_eq!(world.states(), [InSync; 2]);
 }
 
+#[test]
+fn an_order_to_do_without_a_member_fails_if_the_others_do_not_record_it_in_time() {
+    let mut world = World::new(mirror(16 * MIB, 2), 64);
+    world.hung.push(0);
+    world.handle(Event::LayoutOrder {
+        disk: DISK,
+        order: LayoutOrder::Drop(Target(1)),
+    });
+    world.pass(9);
+    assert_eq!(world.ordered, []);
+    world.pass(2);
+    assert_eq!(world.ordered, [Err(OrderRefusal::Unrecorded)]);
+    world.unhang();
+    assert_eq!(world.ordered.len(), 1, "it is answered once");
+    assert_eq!(world.states(), [InSync, OutOfSync]);
+    assert_eq!(world.order(LayoutOrder::Drop(Target(1))), Ok(()));
+}
+
+#[test]
+fn a_write_does_not_wait_for_the_image_that_a_member_had_before() {
+    let mut world = World::new(mirror(16 * MIB, 2), 64);
+    world.write(1, 0);
+    world.finish_on(0, Ok(()));
+    let old = world.flying.pop_front().expect("member 1 has it");
+    for order in [
+        LayoutOrder::Drop(Target(1)),
+        LayoutOrder::Replace(Target(1)),
+    ] {
+        assert_eq!(world.order(order), Ok(()));
+    }
+    assert_eq!(world.answered(), [1]);
+    world.finish_all();
+    assert_eq!(world.states(), [InSync; 2]);
+    assert_eq!(world.late_buffers(), 1);
+    world.flying.push_back(old);
+    world.finish_all();
+    assert_eq!(world.late_buffers(), 0);
+}
+
+#[test]
+fn io_waits_again_if_the_member_is_gone_again_before_it_has_the_state() {
+    let mut world = World::new(waiting(2), 64);
+    world.gone.insert(1, Fault::Io);
+    world.write(1, 0);
+    world.finish_all();
+    assert_eq!(world.answered(), [1]);
+    world.read_only = true;
+    world.gone.insert(0, Fault::Gone);
+    // Another region: its state is recorded first.
+    world.write(2, MIB);
+    for _ in 0..3 {
+        world.gone.remove(&0);
+        world.pass(2);
+        assert_eq!(world.answers(), []);
+        assert!(world.report().waiting);
+    }
+    world.read_only = false;
+    world.pass(2);
+    world.finish_all();
+    assert_eq!(world.answered(), [2]);
+}
+
 /// A plain disk that has begun to move.
 fn moving(size: u64) -> World {
     let mut world = World::empty(64);

@@ -106,6 +106,8 @@ pub struct Mirror {
     paused: bool,
     /// Orders to do without a member that are not answered.
     dropping: u32,
+    /// When they fail.
+    dropped_by: Option<Time>,
     /// Since every member in sync is lost, if guests' I/O waits for one of them.
     loss: Option<Loss>,
     /// When idle regions are made cold.
@@ -185,6 +187,7 @@ impl Mirror {
             detaching: false,
             paused: false,
             dropping: 0,
+            dropped_by: None,
             loss: None,
             cool_at: None,
             last_read: 0,
@@ -425,7 +428,7 @@ impl Layout for Mirror {
         let copies = self.copies_at();
         let readmission = self.readmission_at();
         let loss = self.loss.as_ref().map(|loss| loss.at);
-        [self.cool_at, copies, readmission, loss]
+        [self.cool_at, copies, readmission, loss, self.dropped_by]
             .into_iter()
             .flatten()
             .min()
@@ -435,6 +438,9 @@ impl Layout for Mirror {
         if self.cool_at.is_some_and(|at| at <= cx.now()) {
             self.cool_at = None;
             self.flush_own(cx);
+        }
+        if self.dropped_by.is_some_and(|at| at <= cx.now()) {
+            self.answer_drops(cx, Err(OrderRefusal::Unrecorded));
         }
         if self.copies_at().is_some_and(|at| at <= cx.now()) {
             self.copies_due(cx);
@@ -454,7 +460,7 @@ impl Layout for Mirror {
     ) -> Result<Ordered, OrderRefusal> {
         match order {
             LayoutOrder::Rebuild(member) => self.order_rebuild(cx, member.0),
-            LayoutOrder::Replace(member) => self.may_rebuild(member.0).map(|()| Ordered::Now),
+            LayoutOrder::Replace(member) => self.order_replace(cx, member.0),
             LayoutOrder::Drop(member) => self.order_drop(cx, member.0),
             LayoutOrder::Scrub { repair } => self.order_scrub(cx, repair).map(|()| Ordered::Now),
             LayoutOrder::StopScrub => {

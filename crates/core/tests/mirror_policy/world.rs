@@ -40,6 +40,8 @@ pub(crate) struct World {
     pub(crate) gone: BTreeMap<u8, Fault>,
     /// Members whose blocks do not end.
     pub(crate) hung: Vec<u8>,
+    /// Whether members are gone again when they are to write a block.
+    pub(crate) read_only: bool,
     pub(crate) ordered: Vec<Result<(), OrderRefusal>>,
     pub(crate) notices: Vec<LayoutNotice>,
     pub(crate) held: bool,
@@ -65,6 +67,7 @@ impl World {
             stuck: Vec::new(),
             gone: BTreeMap::new(),
             hung: Vec::new(),
+            read_only: false,
             ordered: Vec::new(),
             notices: Vec::new(),
             held: false,
@@ -163,6 +166,10 @@ impl World {
                 offset,
                 block,
             } => {
+                if self.read_only {
+                    let outcome = Err(Fault::Gone);
+                    return Some(Event::BlockDone { disk, io, outcome });
+                }
                 let away = self.gone.contains_key(&target.0) || self.hung.contains(&target.0);
                 if !away {
                     self.blocks.insert((disk, target, offset), block);

@@ -2,10 +2,16 @@
 //!
 //! # Always true
 //! - an order to do without a member is answered after those that stay have recorded it: the caller may delete its data
+//! - an order is answered in bounded time, also if those that stay hang
+//! - nothing waits for the image that a replaced member had
 
 use super::Mirror;
 use crate::layout::{LayoutCx, OnLoss, OrderRefusal, Ordered, Target};
 use crate::request::Fault;
+use crate::units::Span;
+
+/// How long an order to do without a member waits for the record. Origin: chosen; as long as members' default timeout.
+const PATIENCE: Span = Span::from_secs(10);
 
 impl Mirror {
     /// Uses a member again.
@@ -39,6 +45,18 @@ impl Mirror {
         Ok(())
     }
 
+    /// A member has another image, whose label is written next. Its old one may never end what it has.
+    pub(super) fn order_replace(
+        &mut self,
+        cx: &mut LayoutCx<'_>,
+        member: u8,
+    ) -> Result<Ordered, OrderRefusal> {
+        self.may_rebuild(member)?;
+        self.do_without(cx, member, Fault::Gone);
+        self.feed_hungry(cx);
+        Ok(Ordered::Now)
+    }
+
     /// Does without a member.
     pub(super) fn order_drop(
         &mut self,
@@ -62,6 +80,7 @@ impl Mirror {
             return Ok(Ordered::Now);
         }
         self.dropping += 1;
+        self.dropped_by = Some(cx.now() + PATIENCE);
         Ok(Ordered::Later)
     }
 
@@ -81,6 +100,7 @@ impl Mirror {
         cx: &mut LayoutCx<'_>,
         outcome: Result<(), OrderRefusal>,
     ) {
+        self.dropped_by = None;
         for _ in 0..core::mem::take(&mut self.dropping) {
             cx.ordered(outcome);
         }

@@ -60,6 +60,8 @@ struct Writing {
     members: u32,
     pending: u32,
     failed: u32,
+    /// Whether one of these is gone.
+    gone: bool,
 }
 
 impl Mirror {
@@ -196,6 +198,7 @@ impl Mirror {
             members: pending,
             pending,
             failed: 0,
+            gone: false,
         });
         let state = self.state();
         let [a, b, c, d, ..] = state.sequence.to_le_bytes();
@@ -248,8 +251,9 @@ impl Mirror {
             return;
         }
         writing.pending &= !bit;
-        if outcome.is_err() {
+        if let Err(fault) = outcome {
             writing.failed |= bit;
+            writing.gone |= fault == Fault::Gone;
         }
         self.finish_record(cx);
     }
@@ -262,6 +266,7 @@ impl Mirror {
         {
             writing.pending &= !bit;
             writing.failed |= bit;
+            writing.gone = true;
             self.finish_record(cx);
         }
     }
@@ -276,9 +281,13 @@ impl Mirror {
         }
         let failed = writing.failed & self.active();
         let all = failed & self.in_sync != 0 && !self.can_spare(failed);
-        if all && self.waits_after(Fault::Io, self.records.retried) {
+        let fault = match writing.gone {
+            true => Fault::Gone,
+            false => Fault::Io,
+        };
+        if all && self.waits_after(fault, self.records.retried) {
             // It is recorded when one of them is back.
-            return self.lose(cx, Fault::Io);
+            return self.lose(cx, fault);
         }
         if all {
             // Of those that failed together one stays, so that no two members are more than a state apart. What waits for
