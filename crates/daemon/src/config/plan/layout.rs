@@ -78,6 +78,11 @@ pub(crate) fn member_size(spec: LayoutSpec, descriptor: &Descriptor) -> u64 {
     spec.member_size(descriptor.size.0, descriptor.members.len())
 }
 
+/// The bytes of a disk that each of its members has.
+pub(crate) fn member_data(spec: LayoutSpec, descriptor: &Descriptor) -> u64 {
+    member_size(spec, descriptor) - spec.member_size(0, descriptor.members.len())
+}
+
 /// The mirror that a member belongs to, in a stripe over mirrors.
 pub(crate) fn mirror_of(spec: LayoutSpec, member: usize) -> Option<u8> {
     match spec {

@@ -211,9 +211,12 @@ impl DiskService {
             "nothing: the rebuild goes on while the disk is attached (tidegate disk member list {name})"
         );
         let place = on.clone();
+        // The rebuild may end before its progress is seen for the first time.
+        let total = layout::of(&disk.descriptor)
+            .map_or(0, |spec| layout::member_data(spec, &disk.descriptor));
         self.jobs
             .start_lasting(what, name, remedy, instead, move |progress| {
-                follow_rebuild(&live, nth, &place, progress)
+                follow_rebuild(&live, nth, (&place, total), progress)
             })
     }
 
@@ -447,10 +450,9 @@ fn follow_scrub(live: &Attached, progress: &Progress) -> Outcome<()> {
 fn follow_rebuild(
     live: &Attached,
     nth: usize,
-    place: &MemberPlace,
+    (place, mut total): (&MemberPlace, u64),
     progress: &Progress,
 ) -> Outcome<()> {
-    let mut total = 0;
     loop {
         let places = live.descriptor().map(|descriptor| descriptor.members);
         if places.is_some_and(|places| places.get(nth) != Some(place)) {
@@ -460,12 +462,12 @@ fn follow_rebuild(
         let Some(member) = report.as_ref().and_then(|report| report.members.get(nth)) else {
             return Err(ended(live, "the rebuild"));
         };
+        total = member.to_copy.max(total);
+        progress.expect(total);
         if member.state == MemberState::InSync {
             progress.is_at(total);
             return Ok(());
         }
-        total = member.to_copy.max(total);
-        progress.expect(total);
         progress.is_at(member.copied);
         progress.check()?;
         std::thread::sleep(EVERY);

@@ -58,6 +58,16 @@ fn a_rebuild_is_not_cancelled_with_its_job_but_by_the_removal_of_its_member() {
 }
 
 #[test]
+fn a_rebuild_that_ends_before_its_job_looks_has_done_all_bytes() {
+    let stage = stage();
+    mirrored(&stage);
+    let live = stage.disk_service.live.get(&name("a")).unwrap();
+    let disk = stage.disk_service.store.find(&name("a")).unwrap();
+    let job = stage.over(|service| Ok(service.follow_new_member(live, &disk, 1)));
+    assert_eq!((job.done_bytes, job.total_bytes), (SIZE, SIZE));
+}
+
+#[test]
 fn a_degraded_disk_is_a_problem_with_what_to_do() {
     let stage = stage();
     mirrored(&stage);
