@@ -17,11 +17,11 @@ use tidegate_core::layout::{
 use tidegate_core::request::{Data, DiskId};
 use tidegate_core::shard::Event;
 
-/// Buffers of an I/O thread for layouts' own bytes: 32 MiB, which take memory when they are first used. Origin: chosen; one
-/// disk may use a fifth of them.
-const ARENA: usize = 512;
-/// The most buffers that are added in the place of those that hung members keep: 64 MiB. Origin: chosen.
-const ARENA_SPARE: usize = 1024;
+/// Buffers of an I/O thread for layouts' own bytes: 8 MiB, which take memory when they are first used. Origin: chosen; one
+/// mirrored disk has at most 26 of them at once.
+const ARENA: usize = 128;
+/// The most buffers that are added in the place of those that hung members keep: 8 MiB. Origin: chosen.
+const ARENA_SPARE: usize = 128;
 
 /// Told when a disk takes requests, or why it does not.
 pub(crate) type Opened = Sender<Result<std::result::Result<(), Refusal>>>;
