@@ -210,6 +210,30 @@ impl StackExit<'_> {
         false
     }
 
+    /// Gives an I/O to what a layout calls a target, unless that is a layout, which it returns.
+    #[inline]
+    fn place(
+        &mut self,
+        inside: &mut Inside,
+        io: &mut Io,
+        node: u8,
+        target: Target,
+        offset: u64,
+    ) -> Option<u8> {
+        let level = level_u8(inside.layers.len());
+        let tree = inside.layout.as_deref_mut().expect("the disk has layouts");
+        let target = match tree.below(node, target) {
+            Ok(target) => target,
+            Err(child) => return Some(child),
+        };
+        (io.target, io.at, io.node) = (target, offset + tree.data_at(), node);
+        self.offer_target(io, level);
+        if io.parked.is_none() {
+            tree.begun(io, self.now);
+        }
+        None
+    }
+
     /// Starts an I/O on its target, or queues it in the scheduler of the target's datastore.
     fn offer_target(&mut self, io: &mut Io, level: u8) {
         (io.cost, io.times) = (Cost(0), 0);
@@ -288,17 +312,19 @@ impl StackCx<'_> {
             let io = self.ios.inside_mut(id);
             if self.exit.passes_limits(io, bottom) {
                 let offset = io.offset;
-                self.map(inside, id, 0, offset);
+                if let Some((node, map)) = map_io(&mut self.exit, inside, io, 0, offset) {
+                    self.mapped(inside, id, node, map);
+                }
             }
         }
     }
 
     /// Lets a layout map an I/O, and those below it, until it is with a target or a layout has taken it.
     fn map(&mut self, inside: &mut Inside, id: IoId, node: u8, offset: u64) {
-        let io = as_seen(self.ios.inside_mut(id), offset);
-        let (layout, mut cx) = inside.hook(&mut self.exit, node);
-        let map = layout.map(&mut cx, &io);
-        self.mapped(inside, id, node, map);
+        let io = self.ios.inside_mut(id);
+        if let Some((node, map)) = map_io(&mut self.exit, inside, io, node, offset) {
+            self.mapped(inside, id, node, map);
+        }
     }
 
     /// Does what a layout decided about an I/O.
@@ -323,17 +349,9 @@ impl StackCx<'_> {
 
     /// Passes an I/O on to what a layout calls a target.
     fn route(&mut self, inside: &mut Inside, id: IoId, node: u8, target: Target, offset: u64) {
-        let tree = inside.layout.as_deref_mut().expect("the disk has layouts");
-        match tree.below(node, target) {
-            Err(child) => self.map(inside, id, child, offset),
-            Ok(target) => {
-                let io = self.ios.inside_mut(id);
-                (io.target, io.at, io.node) = (target, offset + tree.data_at(), node);
-                self.exit.offer_target(io, level_u8(inside.layers.len()));
-                if io.parked.is_none() {
-                    tree.begun(io, self.exit.now);
-                }
-            }
+        let io = self.ios.inside_mut(id);
+        if let Some(child) = self.exit.place(inside, io, node, target, offset) {
+            self.map(inside, id, child, offset);
         }
     }
 
@@ -350,11 +368,23 @@ impl StackCx<'_> {
 
     /// Counts I/Os that targets have completed. Asks layouts about those that failed.
     fn leave_targets(&mut self, inside: &mut Inside, ids: &mut Vec<IoId>) {
+        let tree = inside.layout.as_deref_mut().expect("the disk has layouts");
+        let mut failed = false;
+        for id in &*ids {
+            let io = self.ios.inside_mut(*id);
+            tree.ended(io, self.exit.now, io.outcome);
+            failed |= io.outcome.is_err();
+        }
+        if failed {
+            self.ask_of_failed(inside, ids);
+        }
+    }
+
+    /// Asks layouts about the I/Os of these that failed, and leaves the others.
+    #[cold]
+    fn ask_of_failed(&mut self, inside: &mut Inside, ids: &mut Vec<IoId>) {
         ids.retain(|&id| {
-            let now = self.exit.now;
             let io = self.ios.inside_mut(id);
-            let tree = inside.layout.as_deref_mut().expect("the disk has layouts");
-            tree.ended(io, now, io.outcome);
             // A layout gets the end of what it has sent itself.
             let own = matches!(io.origin, Origin::Layout { node, .. } if node == io.node);
             match io.outcome {
@@ -573,6 +603,26 @@ impl StackCx<'_> {
 fn global(inside: &Inside, node: u8, target: Target) -> Target {
     let tree = inside.layout.as_deref().expect("the disk has layouts");
     tree.global(node, target)
+}
+
+/// Lets a layout map an I/O, and those below it, until it is with a target. Otherwise returns what which layout decided.
+#[inline]
+fn map_io(
+    exit: &mut StackExit<'_>,
+    inside: &mut Inside,
+    io: &mut Io,
+    mut node: u8,
+    mut offset: u64,
+) -> Option<(u8, Map)> {
+    loop {
+        let seen = as_seen(io, offset);
+        let (layout, mut cx) = inside.hook(exit, node);
+        let (target, at) = match layout.map(&mut cx, &seen) {
+            Map::One { target, offset } => (target, offset),
+            map => return Some((node, map)),
+        };
+        (node, offset) = (exit.place(inside, io, node, target, at)?, at);
+    }
 }
 
 /// An I/O as a layout sees it, at this offset in it.
