@@ -29,9 +29,8 @@ impl DiskService {
         let nth = before.descriptor.members.len();
         let mut disk = before.clone();
         disk.descriptor.members.push(place);
-        let new = self.new_member(&disk, nth).map_err(|e| e.within(what))?;
-        self.store
-            .create_member(&disk, &new)
+        let new = self
+            .create_new_member(before, &disk, nth)
             .map_err(|e| e.within(what))?;
         let begun = self.begin_growth(&live, before, &disk, &new);
         let undo = || self.store.delete_member(before, &new);

@@ -153,9 +153,8 @@ impl DiskService {
         let before = disk.clone();
         let was_removed = disk.descriptor.members[nth].removed;
         disk.descriptor.members[nth] = place;
-        let new = self.new_member(&disk, nth).map_err(|e| e.within(what))?;
-        self.store
-            .create_member(&disk, &new)
+        let new = self
+            .create_new_member(&before, &disk, nth)
             .map_err(|e| e.within(what))?;
         let commit = || self.change_members(&live, &disk);
         let begun = self.begin_rebuild(&live, &disk, nth, &new, commit);
@@ -165,6 +164,19 @@ impl DiskService {
             self.delete_old(&disk, nth, old, &image);
         }
         Ok(self.follow_new_member(live, &disk, nth))
+    }
+
+    /// Creates a member that the disk's descriptor does not name yet. The copy of the descriptor beside it is as before:
+    /// after a crash it must not count.
+    pub(super) fn create_new_member(
+        &self,
+        before: &Found,
+        disk: &Found,
+        nth: usize,
+    ) -> Outcome<Found> {
+        let new = self.new_member(disk, nth)?;
+        self.store.create_member(before, &new)?;
+        Ok(new)
     }
 
     /// A disk's member that is to be created, checked.

@@ -4,6 +4,7 @@
 //! - Until the commit, the old home's descriptor counts. The commit is one replacement of the new home's descriptor, which
 //!   then has the higher generation. Nothing is written on the old home.
 //! - The new data is deleted only before the commit, the old data only after it.
+//! - The daemon looks for the disk at the new home from just before the commit on. From there it finds the one that counts.
 //!
 //! # Picture
 //! ```text
@@ -35,20 +36,10 @@ impl DiskService {
             Err(problem) => (self.find_copy(name, problem)?, false),
         };
         must_be_elsewhere(&before, 0, &place).map_err(|e| e.within(what))?;
-        let mut disk = Found {
-            datastore: place.datastore.clone(),
-            settings: self.store.datastore(&place.datastore)?,
-            is_copy: false,
-            ..before.clone()
-        };
-        disk.descriptor.moved_from = Some(before.datastore.clone());
-        disk.descriptor.members[0] = place;
-        let new = self.new_member(&disk, 0).map_err(|e| e.within(what))?;
-        disk.folder.clone_from(&new.folder);
-        self.store
-            .create_member(&disk, &new)
+        let (disk, new) = self
+            .create_home(&before, place)
             .map_err(|e| e.within(what))?;
-        let commit = || self.change_home(&live, &disk);
+        let commit = || self.change_home(&live, &before.datastore, &disk);
         let begun = self.begin_rebuild(&live, &disk, 0, &new, commit);
         let undo = || self.store.delete_disk(&disk, ());
         let image = begun.map_err(|begun| begun.undone(undo).within(what))?;
@@ -69,19 +60,55 @@ impl DiskService {
         Ok(self.follow_new_member(live, &disk, 0))
     }
 
-    /// Makes another datastore the home of an attached disk: one replacement of its descriptor there.
-    fn change_home(&self, live: &Attached, disk: &Found) -> Outcome<()> {
+    /// Creates a new home, which does not count yet. Returns the disk there, and its first member.
+    pub(super) fn create_home(
+        &self,
+        before: &Found,
+        place: MemberPlace,
+    ) -> Outcome<(Found, Found)> {
+        let mut disk = Found {
+            datastore: place.datastore.clone(),
+            settings: self.store.datastore(&place.datastore)?,
+            is_copy: false,
+            ..before.clone()
+        };
+        disk.descriptor.moved_from = Some(before.datastore.clone());
+        disk.descriptor.members[0] = place;
+        let new = self.new_member(&disk, 0)?;
+        disk.folder.clone_from(&new.folder);
+        self.store.create_member(&disk, &new)?;
+        Ok((disk, new))
+    }
+
+    /// Makes a new home count: one replacement of the descriptor there. Returns the disk with it.
+    pub(super) fn commit_home(&self, old: &Name, disk: &Found) -> Outcome<Found> {
         let mut disk = disk.clone();
         disk.descriptor.moved_from = None;
         disk.descriptor.generation += 1;
-        let settling = live.settling();
+        let remember = |on: &Name| {
+            self.remember(|disks| {
+                disks.insert(disk.name.clone(), on.clone());
+            })
+        };
+        // From the old home, a disk would not be found here after a crash: the copies of the descriptor are older.
+        remember(&disk.datastore)?;
         if let Err(problem) = self.store.write_descriptor(&disk) {
             // The error may have come after the file was replaced.
             let stored = self.store.reread(&disk);
             if stored.is_ok_and(|stored| stored.descriptor != disk.descriptor) {
-                return Err(problem);
+                return Err(match remember(old) {
+                    Ok(()) => problem,
+                    Err(second) => problem.because(second),
+                });
             }
         }
+        Ok(disk)
+    }
+
+    /// Makes another datastore the home of an attached disk.
+    fn change_home(&self, live: &Attached, old: &Name, disk: &Found) -> Outcome<()> {
+        let settling = live.settling();
+        let disk = self.commit_home(old, disk)?;
         let standing = live.descriptor().unwrap_or_else(|| disk.descriptor.clone());
         let standing = Descriptor {
             members: disk.descriptor.members.clone(),
@@ -90,12 +117,6 @@ impl DiskService {
         };
         live.has_new_home(&disk.datastore, standing, disk.descriptor_file());
         drop(settling);
-        let remembered = self.remember(|disks| {
-            disks.insert(disk.name.clone(), disk.datastore.clone());
-        });
-        if let Err(problem) = remembered {
-            tracing::warn!(disk = %disk.name, %problem, "the disk's new datastore is not stored");
-        }
         self.write_copies(&disk);
         Ok(())
     }

@@ -113,6 +113,57 @@ fn an_outdated_home_is_not_used_while_the_new_one_is_away() {
 }
 
 #[test]
+fn a_crash_after_the_commit_leaves_the_disk_at_its_new_home() {
+    let stage = stage();
+    mirrored(&stage);
+    let before = stage.disk_service.find(&name("a")).unwrap();
+    stage.fail(0);
+    let on = "shared".parse().unwrap();
+    let (disk, _) = stage.disk_service.create_home(&before, on).unwrap();
+    let restart = |home: &str| {
+        stage.disk_service.detach_all();
+        let found = stage.disk_service.find(&name("a")).unwrap();
+        assert_eq!(found.datastore.as_str(), home);
+        assert_eq!(stage.attach_remembered(), 1);
+        stage.disk_service.return_those_away();
+        stage.becomes(&[MemberState::InSync; 2]);
+    };
+    // The daemon dies just before the commit, and just after it.
+    let remembered = |disks: &mut BTreeMap<Name, Name>| {
+        disks.insert(name("a"), disk.datastore.clone());
+    };
+    stage.disk_service.remember(remembered).unwrap();
+    restart("one");
+    stage.fail(0);
+    let committed = stage.disk_service.commit_home(&name("one"), &disk);
+    assert_eq!(committed.unwrap().descriptor.moved_from, None);
+    restart("shared");
+    stage.detach("a");
+}
+
+#[test]
+fn the_copy_beside_a_new_member_counts_only_once_the_disk_has_it() {
+    let stage = stage();
+    // It is found before the other copy.
+    stage.datastore("early");
+    let [one, _] = mirrored(&stage);
+    let before = stage.disk_service.find(&name("a")).unwrap();
+    let mut disk = before.clone();
+    disk.descriptor.members[1] = "early".parse().unwrap();
+    stage
+        .disk_service
+        .create_new_member(&before, &disk, 1)
+        .unwrap();
+    // The daemon dies here, and the home is lost.
+    stage.fail(0);
+    stage.detach("a");
+    fs::rename(&one, stage.place.path().join("lost")).unwrap();
+    stage.attach("a", Outside::Agreed).unwrap();
+    assert_eq!(stage.states(), [MemberState::Away, MemberState::InSync]);
+    stage.detach("a");
+}
+
+#[test]
 fn the_first_member_on_a_full_datastore_is_replaced_and_nothing_else_is_left() {
     let stage = stage();
     let home = Tmpfs::at(stage.place.path().join("home"), "4M");
