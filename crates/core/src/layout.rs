@@ -22,6 +22,7 @@ use crate::request::{Data, DiskId, Fault, Flags, IoId, Op, Outcome};
 use crate::units::Time;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 
 pub use crate::request::Target;
 pub use arena::{Arena, SLOT};
@@ -222,6 +223,12 @@ pub trait Layout: Send {
     fn waits(&self) -> bool {
         false
     }
+
+    /// Adds the I/Os that it has taken, and for which [`Layout::abandon`] was not called.
+    fn taken(&self, _ios: &mut Vec<IoId>) {}
+
+    /// Nobody waits for these any more: they fail instead of waiting for a lost member.
+    fn abandon(&mut self, _cx: &mut LayoutCx<'_>, _ios: &[IoId]) {}
 
     /// Begins nothing in the background, because the disk's layouts are about to be replaced.
     fn pause(&mut self, _cx: &mut LayoutCx<'_>) {}

@@ -344,6 +344,7 @@ impl Stack {
             cx.up_alone(&mut self.inside, id, bottom);
         }
         cx.run(&mut self.inside);
+        self.abandon_layouts(cx, tokens);
     }
 
     /// Returns a side buffer to the filter that sent it, if that still exists.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use tidegate_core::layout::{
     LayoutNotice, LayoutOrder, MemberState, Members, OnLoss, OrderRefusal, Target, Tree,
 };
-use tidegate_core::request::{DiskId, Fault, Op};
+use tidegate_core::request::{DiskId, Fault, Op, Token};
 use tidegate_core::shard::Event;
 use tidegate_core::stack::Stack;
 use tidegate_core::units::Span;
@@ -89,6 +89,31 @@ fn io_that_waits_fails_when_the_disk_is_detached() {
     assert_eq!(answers.len(), 3);
     assert!(answers.iter().all(|(_, outcome)| outcome.is_err()));
     assert!(world.detached);
+}
+
+#[test]
+fn io_that_waits_ends_when_its_client_disconnects() {
+    for fault in [Fault::Io, Fault::Gone] {
+        let mut world = lost(fault);
+        // Over the first write, and one that needs a record.
+        world.write(5, 0);
+        world.write(6, 8 * MIB);
+        // One after the other, also those that wait for others.
+        for token in [5, 2, 4, 6] {
+            let tokens = vec![Token(token)];
+            world.handle(Event::Abandon { disk: DISK, tokens });
+        }
+        let answers = world.answers();
+        assert!(answers.iter().all(|(_, outcome)| outcome.is_err()));
+        let ended: BTreeSet<u64> = answers.into_iter().map(|(token, _)| token).collect();
+        assert_eq!(ended, BTreeSet::from([2, 4, 5, 6]));
+        world.write(7, 0);
+        world.gone.clear();
+        world.pass(2);
+        world.finish_all();
+        let answered: BTreeSet<u64> = world.answered().into_iter().collect();
+        assert_eq!(answered, BTreeSet::from([3, 7]));
+    }
 }
 
 #[test]

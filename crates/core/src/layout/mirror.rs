@@ -33,7 +33,7 @@ use super::{
 };
 use crate::block::BLOCK;
 use crate::range_lock::RangeLock;
-use crate::request::{Fault, Outcome};
+use crate::request::{Fault, IoId, Outcome};
 use crate::units::{Span, Time};
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -514,6 +514,19 @@ impl Layout for Mirror {
 
     fn waits(&self) -> bool {
         self.loss.is_some()
+    }
+
+    fn taken(&self, ios: &mut Vec<IoId>) {
+        let ops = self.ops.iter().filter(|op| !op.gone);
+        ios.extend(ops.filter_map(|op| op.io));
+    }
+
+    fn abandon(&mut self, cx: &mut LayoutCx<'_>, ios: &[IoId]) {
+        for number in self.ops.numbers() {
+            let op = self.ops.at(number);
+            op.gone |= op.io.is_some_and(|io| ios.contains(&io));
+        }
+        self.end_abandoned(cx);
     }
 
     fn pause(&mut self, cx: &mut LayoutCx<'_>) {

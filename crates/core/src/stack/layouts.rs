@@ -7,7 +7,7 @@
 //! - each target's load counts the I/Os that it has been given
 //! - a layout is asked once about each failure of an I/O that it mapped to one target
 
-use super::{Inside, Stack, StackCx, StackExit, entering, level_u8};
+use super::{Inside, Stack, StackCx, StackExit, entering, is_gone, level_u8};
 use crate::effect::Effect;
 use crate::filter::{IN_LAYOUT, Io, Origin, Way};
 use crate::iocontrol::Cost;
@@ -16,7 +16,7 @@ use crate::layout::{
     BlockOutcome, Layout, LayoutCommand, LayoutCx, LayoutIo, LayoutOrder, LayoutReport, Map,
     OrderRefusal, Ordered, Refusal, SubIo, TREE, Target, Tree,
 };
-use crate::request::{Data, Fault, Flags, IoId, Op, Outcome, Request};
+use crate::request::{Data, Fault, Flags, IoId, Op, Outcome, Request, Token};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
@@ -132,6 +132,22 @@ impl Stack {
     /// The disk is being detached: the layouts let nothing wait for what may never come.
     pub(crate) fn detaching(&mut self, cx: &mut StackCx<'_>) {
         cx.for_each_layout(&mut self.inside, |layout, cx| layout.detaching(cx));
+    }
+
+    /// The clients of these requests have disconnected: none of these waits for a lost member.
+    pub(super) fn abandon_layouts(&mut self, cx: &mut StackCx<'_>, tokens: &[Token]) {
+        let nodes = self.inside.layout.as_ref().map_or(0, |tree| tree.nodes());
+        let mut gone = Vec::new();
+        for node in 0..nodes {
+            let (layout, _) = self.inside.hook(&mut cx.exit, node);
+            layout.taken(&mut gone);
+            let (layers, ios) = (&self.inside.layers, &*cx.ios);
+            gone.retain(|id| is_gone(*id, tokens, layers, ios));
+            let (layout, mut layout_cx) = self.inside.hook(&mut cx.exit, node);
+            layout.abandon(&mut layout_cx, &gone);
+            cx.run(&mut self.inside);
+            gone.clear();
+        }
     }
 
     /// Carries out an order.

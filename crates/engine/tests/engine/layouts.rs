@@ -19,6 +19,7 @@ use tidegate_engine::nbd::handshake::BlockSizes;
 use tidegate_engine::{Disk, DiskSpec, Engine, Kind, LayoutOptions, NoticeSink};
 
 mod growth;
+mod loss;
 
 const SIZE: u64 = LEN as u64;
 const LEN: u32 = 6 << 20;

@@ -9,6 +9,7 @@
 //! # Always true
 //! - a member that has missed an answered write is never waited for: nothing was answered after the loss
 //! - an I/O that waits keeps the lock of its range, if it had it
+//! - a write or flush whose client has disconnected does not wait
 //!
 //! # Picture
 //! ```text
@@ -102,6 +103,7 @@ impl Mirror {
 
     /// Reads the states of the lost members, unless they are being read.
     pub(super) fn probe(&mut self, cx: &mut LayoutCx<'_>) {
+        self.end_abandoned(cx);
         let Some(loss) = &mut self.loss else { return };
         loss.at = cx.now() + PROBE_EVERY;
         for target in each(self.in_sync) {
@@ -183,6 +185,30 @@ impl Mirror {
         self.fail_waiting(cx);
         for Held { op, next } in loss.held {
             self.fail_one(cx, op, next, Err(Fault::Io));
+        }
+    }
+
+    /// Fails what waits though its client has disconnected. Nothing is answered as if it were done, and one member stays at the
+    /// end of the loss: so the disk has either what a write has reached there, or not.
+    pub(super) fn end_abandoned(&mut self, cx: &mut LayoutCx<'_>) {
+        // Others may wait for the ranges of these.
+        while let Some(loss) = &mut self.loss {
+            let ops = &self.ops;
+            let is_gone = |op: u32| ops.get(op).is_some_and(|op| op.gone);
+            let held = loss.held.extract_if(.., |held| is_gone(held.op));
+            let held: Vec<Held> = held.collect();
+            let waiting = &mut self.records.waiting;
+            let unrecorded = waiting.extract_if(.., |(_, op)| is_gone(*op));
+            let unrecorded: Vec<(u64, u32)> = unrecorded.collect();
+            if held.is_empty() && unrecorded.is_empty() {
+                return;
+            }
+            for Held { op, next } in held {
+                self.fail_one(cx, op, next, Err(Fault::Gone));
+            }
+            for (_, op) in unrecorded {
+                self.end(cx, op, Err(Fault::Gone));
+            }
         }
     }
 

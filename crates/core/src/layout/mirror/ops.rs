@@ -27,6 +27,8 @@ pub(super) struct Op {
     len: u64,
     data: Data,
     stage: Stage,
+    /// Whether its client has disconnected.
+    pub(super) gone: bool,
     /// Whether it has begun again after the loss of all members.
     pub(super) retried: bool,
     /// The range whose regions count it: all of it, or the window of it that is being written.
@@ -132,6 +134,7 @@ impl Mirror {
             len: io.len,
             data: io.data,
             stage: Stage::Waits,
+            gone: false,
             retried: false,
             counted: None,
             given: 0,
@@ -262,6 +265,7 @@ impl Mirror {
             len: 0,
             data: Data::NONE,
             stage: Stage::Waits,
+            gone: false,
             retried: false,
             counted: None,
             given: 0,

@@ -49,7 +49,7 @@ pub(super) struct Records {
     pub(super) retried: bool,
     writing: Option<Writing>,
     /// Which I/Os wait for which version.
-    waiting: Vec<(u64, u32)>,
+    pub(super) waiting: Vec<(u64, u32)>,
 }
 
 /// A state that is being written.

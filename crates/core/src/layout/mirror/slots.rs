@@ -37,6 +37,10 @@ impl<T> Slots<T> {
             .expect("an entry is used until it is removed")
     }
 
+    pub(super) fn get(&self, number: u32) -> Option<&T> {
+        self.entries.get(number as usize)?.as_ref()
+    }
+
     /// # Panics
     /// If there is no such entry.
     pub(super) fn remove(&mut self, number: u32) -> T {
@@ -47,6 +51,10 @@ impl<T> Slots<T> {
 
     pub(super) fn is_empty(&self) -> bool {
         self.entries.len() == self.free.len()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.entries.iter().flatten()
     }
 
     pub(super) fn numbers(&self) -> Vec<u32> {
