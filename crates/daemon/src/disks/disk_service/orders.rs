@@ -392,7 +392,7 @@ pub(super) fn target(nth: usize) -> Target {
     Target(u8::try_from(nth).unwrap_or(u8::MAX))
 }
 
-fn must_have(disk: &Found, nth: usize, what: &str) -> Outcome<()> {
+pub(super) fn must_have(disk: &Found, nth: usize, what: &str) -> Outcome<()> {
     match nth < disk.descriptor.members.len() {
         true => Ok(()),
         false => Err(Problem::new(ProblemCode::NotFound, what)

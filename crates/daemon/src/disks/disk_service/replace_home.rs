@@ -17,7 +17,7 @@ use tidegate_api::job::Job;
 use tidegate_api::name::Name;
 
 use super::DiskService;
-use super::orders::{CLOSING, must_be_elsewhere};
+use super::orders::{CLOSING, must_be_elsewhere, must_have};
 use crate::disks::attached::Attached;
 use crate::os_error::Outcome;
 use crate::store::Found;
@@ -35,6 +35,7 @@ impl DiskService {
             Ok(found) => (found, true),
             Err(problem) => (self.find_copy(name, problem)?, false),
         };
+        must_have(&before, 0, what)?;
         must_be_elsewhere(&before, 0, &place).map_err(|e| e.within(what))?;
         let (disk, new) = self
             .create_home(&before, place)

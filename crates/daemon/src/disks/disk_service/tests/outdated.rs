@@ -164,6 +164,21 @@ fn the_copy_beside_a_new_member_counts_only_once_the_disk_has_it() {
 }
 
 #[test]
+fn a_plain_disk_has_no_member_to_replace() {
+    let stage = stage();
+    stage.disk("a");
+    stage.attach("a", Outside::Agreed).unwrap();
+    let service = &stage.disk_service;
+    for nth in [0, 1] {
+        let refused = service.replace_member(&name("a"), nth, "shared".parse().unwrap());
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("no such member"), "{refused}");
+        let refused = service.remove_member(&name("a"), nth).unwrap_err();
+        assert!(refused.to_string().contains("no such member"), "{refused}");
+    }
+}
+
+#[test]
 fn the_first_member_on_a_full_datastore_is_replaced_and_nothing_else_is_left() {
     let stage = stage();
     let home = Tmpfs::at(stage.place.path().join("home"), "4M");
