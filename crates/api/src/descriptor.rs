@@ -199,6 +199,9 @@ impl std::str::FromStr for MemberPlace {
             Some((datastore, option)) => (datastore, Some(option)),
             None => (text, None),
         };
+        if datastore.contains(',') {
+            return Err("give --on once for each member, such as --on ssd1 --on ssd2".to_owned());
+        }
         let mut member = MemberPlace::on(datastore.parse().map_err(|e| format!("{e}"))?);
         match option.map(|option| option.split_once('=').unwrap_or((option, ""))) {
             None => {}
@@ -730,6 +733,8 @@ mod tests {
         for text in ["", "../x", "ssd1:device", "ssd1:device=", "ssd1:size=3"] {
             assert!(text.parse::<MemberPlace>().is_err(), "{text}");
         }
+        let many = "ssd1,ssd2".parse::<MemberPlace>().unwrap_err();
+        assert!(many.contains("--on ssd1 --on ssd2"), "{many}");
     }
 
     #[test]

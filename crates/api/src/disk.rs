@@ -22,7 +22,7 @@ pub struct Disk {
     pub uuid: String,
     /// Disk size in bytes.
     pub size_bytes: u64,
-    /// Bytes that its image occupies on the datastore, if known.
+    /// Bytes that its images occupy on their datastores, as far as known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocated_bytes: Option<u64>,
     /// Block size that the guest sees, in bytes.

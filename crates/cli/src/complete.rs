@@ -7,6 +7,7 @@ use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
 use tidegate_api::routes;
 
 use crate::client::Client;
+use crate::disk::is_outdated;
 use crate::{daemon, figures};
 
 /// Completes names of disks.
@@ -25,7 +26,9 @@ pub(crate) fn disks() -> ArgValueCandidates {
                 format!("{size} on {}, {attached}", disk.datastore).into(),
             ))
         };
-        disks.into_iter().map(candidate).collect()
+        // What is left of a disk elsewhere has the disk's name, and cannot be used.
+        let current = disks.into_iter().filter(|disk| !is_outdated(disk));
+        current.map(candidate).collect()
     })
 }
 

@@ -132,7 +132,7 @@ impl Show {
 }
 
 /// Whether it is what is left of a disk that is elsewhere now.
-fn is_outdated(disk: &Answer) -> bool {
+pub(crate) fn is_outdated(disk: &Answer) -> bool {
     let code = disk.problem.as_ref().map(|problem| problem.code);
     code == Some(ProblemCode::Exists) && !disk.attached
 }
@@ -379,6 +379,7 @@ impl Shown for DiskList {
         ];
         if detail == Detail::Wide {
             head.extend([
+                "LAYOUT",
                 "THREAD",
                 "SHARES",
                 "RESERVATION",
@@ -400,6 +401,7 @@ impl Shown for DiskList {
             ];
             if detail == Detail::Wide {
                 row.extend([
+                    disk.layout.clone(),
                     disk.thread
                         .map_or_else(figures::dash, |thread| thread.to_string()),
                     shares(disk.policy.shares),

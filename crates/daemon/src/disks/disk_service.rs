@@ -382,12 +382,13 @@ impl DiskService {
         let redundant = spec.filter(|spec| spec.is_redundant()).map(|_| descriptor);
         let lost = live.as_deref().and_then(leases::lost);
         let harmed = live.as_deref().and_then(Attached::harmed);
+        let members = self.describe_members(found, live.as_deref(), report.as_ref());
         api::Disk {
             name: found.name.clone(),
             datastore: found.datastore.clone(),
             uuid: descriptor.uuid.to_string(),
             size_bytes: descriptor.size.0,
-            allocated_bytes,
+            allocated_bytes: members::allocated(&members).or(allocated_bytes),
             block_size_bytes: descriptor.block_size,
             cache: descriptor.cache,
             read_only: match &live {
@@ -401,7 +402,7 @@ impl DiskService {
                 .layout
                 .clone()
                 .unwrap_or_else(|| "plain".to_owned()),
-            members: self.describe_members(found, live.as_deref(), report.as_ref()),
+            members,
             member_timeout_ms: redundant.map(|d| plan::layout::timeout(d).0 / 1_000_000),
             on_loss: redundant.map(|d| d.on_loss),
             scrub: report.as_ref().and_then(members::scrub),
@@ -514,7 +515,7 @@ impl DiskService {
 
     /// The disk of that name for a change: no other program on any host changes it while the turn lives.
     fn find_to_change(&self, name: &Name) -> Outcome<(Found, files::Turn)> {
-        let found = self.find(name)?;
+        let found = self.find(name).map_err(|e| self.or_replace_home(name, e))?;
         must_be_home(&found)?;
         self.store.to_change(&found)
     }

@@ -100,7 +100,12 @@ impl Disk {
 
     fn refused(&self, error: &tidegate_engine::Error) -> Problem {
         let name = self.disk.name();
-        let told = problem(error).within(format!("disk {name} cannot do that now"));
+        let now = match error.kind() {
+            // Waiting does not help.
+            Kind::Unsupported => "",
+            _ => " now",
+        };
+        let told = problem(error).within(format!("disk {name} cannot do that{now}"));
         match error.kind() {
             Kind::Busy | Kind::Exists => told.remedy(format!(
                 "see its state: tidegate disk show {name}; and `tidegate job list`"

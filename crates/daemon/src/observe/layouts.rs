@@ -77,6 +77,9 @@ pub(crate) fn notes(places: &[MemberPlace], report: &LayoutReport) -> Vec<String
     for (nth, (member, place)) in members() {
         let on = &place.datastore;
         match member.state {
+            _ if place.removed => notes.push(format!(
+                "it is degraded: member {nth} was removed from datastore {on}, and its place is empty"
+            )),
             MemberState::InSync => {}
             MemberState::OutOfSync => notes.push(format!(
                 "it is degraded: member {nth} on datastore {on} lacks writes and is not used"
@@ -147,7 +150,7 @@ mod tests {
     #[test]
     fn missing_and_slow_members_are_named_by_their_datastores() {
         use MemberState::{InSync, OutOfSync, Rebuilding};
-        let places = ["a", "b", "c"].map(|name| MemberPlace::on(name.parse().unwrap()));
+        let mut places = ["a", "b", "c"].map(|name| MemberPlace::on(name.parse().unwrap()));
         let text = |members: &[_]| notes(&places, &report(members)).join("; ");
         assert_eq!(text(&[(InSync, 9), (InSync, 8), (InSync, 7)]), "");
         assert_eq!(text(&[(InSync, 3), (InSync, 0)]), "");
@@ -165,5 +168,11 @@ mod tests {
             "{degraded}"
         );
         assert!(!degraded.contains("slowest"), "{degraded}");
+        places[1].removed = true;
+        let removed = notes(&places, &report(&[(InSync, 2), (OutOfSync, 0)])).join("; ");
+        assert_eq!(
+            removed,
+            "it is degraded: member 1 was removed from datastore b, and its place is empty"
+        );
     }
 }

@@ -67,7 +67,7 @@ pub(crate) fn must_suit(spec: LayoutSpec, members: usize) -> Outcome<()> {
         os_error::invalid("the number of members is wrong")
             .because(why)
             .remedy(match spec {
-                LayoutSpec::Plain => "leave --layout plain out and give one --datastore, or choose a layout of several members",
+                LayoutSpec::Plain => "give one --datastore, or choose a layout of several members, such as --layout mirror",
                 _ => "give one --on DATASTORE for each member",
             })
     })

@@ -129,7 +129,7 @@ impl DiskService {
                 )
                 .remedy(format!(
                     "detach them first: {}",
-                    listed(self.attached_on(name).iter().map(|live| live.name()))
+                    listed(self.using(name).iter().map(|live| live.name()))
                 )));
         }
         let change = Change {
@@ -328,6 +328,11 @@ impl DiskService {
                 let uuid = found.as_ref().ok()?.descriptor.uuid;
                 Some((policy::key(uuid), disk.clone()))
             });
+            let using = self.using(&name);
+            let members = using.iter().filter_map(|live| {
+                Some((policy::key(live.descriptor()?.uuid), live.name().clone()))
+            });
+            let found = found.chain(members);
             // Skips a governor that is just ending.
             let report = running.control.report().ok()?;
             Some(report::tell(&running, &report, &found.collect()))

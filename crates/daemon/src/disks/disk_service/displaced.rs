@@ -156,6 +156,13 @@ impl DiskService {
         }
     }
 
+    /// The attached disks that have an image on a datastore: also those that have only a later member there.
+    pub(super) fn using(&self, datastore: &Name) -> Vec<Arc<Attached>> {
+        let mut live = self.live.all();
+        live.retain(|live| live.datastores().contains(datastore));
+        live
+    }
+
     /// The attached disks of a datastore.
     pub(super) fn attached_on(&self, datastore: &Name) -> Vec<Arc<Attached>> {
         let mut attached = self.live.all();

@@ -271,6 +271,14 @@ impl DiskService {
     }
 }
 
+/// What all images of a disk occupy, as far as that is known.
+pub(super) fn allocated(members: &[Member]) -> Option<u64> {
+    members
+        .iter()
+        .filter_map(|member| member.allocated_bytes)
+        .reduce(|sum, bytes| sum.saturating_add(bytes))
+}
+
 /// Whether one lease is for both members: a disk has one on a datastore of kind `dir`.
 pub(super) fn share_a_lease(one: &Found, other: &Found) -> bool {
     one.datastore == other.datastore && matches!(one.settings, DatastoreSettings::Dir { .. })

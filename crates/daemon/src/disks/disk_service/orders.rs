@@ -392,8 +392,18 @@ pub(super) fn target(nth: usize) -> Target {
     Target(u8::try_from(nth).unwrap_or(u8::MAX))
 }
 
+/// Fails if a disk has no such member, as a plain disk never has.
 pub(super) fn must_have(disk: &Found, nth: usize, what: &str) -> Outcome<()> {
-    match nth < disk.descriptor.members.len() {
+    let members = disk.descriptor.members.len();
+    if members == 0 {
+        return Err(Problem::new(ProblemCode::Unsupported, what)
+            .because("it is plain: it has no members")
+            .remedy(format!(
+                "to put it on another datastore, move it: tidegate disk move {} --to DATASTORE",
+                disk.name
+            )));
+    }
+    match nth < members {
         true => Ok(()),
         false => Err(Problem::new(ProblemCode::NotFound, what)
             .because("it has no such member")
@@ -457,8 +467,8 @@ fn follow_scrub(live: &Attached, progress: &Progress) -> Outcome<()> {
     }
 }
 
-/// Follows a rebuild until its member is in sync. If the rebuild fails, it is tried again, and the job goes on. If the
-/// member is removed or replaced, the job is cancelled.
+/// Follows a rebuild of all `total` bytes until its member is in sync. If the rebuild fails, it is tried again, and the job
+/// goes on. If the member is removed or replaced, the job is cancelled.
 fn follow_rebuild(
     live: &Attached,
     nth: usize,

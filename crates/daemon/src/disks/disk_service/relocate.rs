@@ -27,6 +27,7 @@ use super::claims::Claim;
 use super::datastores::space;
 use super::members::{OpenMembers, Opening};
 use super::{DiskService, layouts};
+use crate::config::plan::layout;
 use crate::disks::attached::{Attached, OpenImage};
 use crate::disks::copy::Progress;
 use crate::host::{Described, Keep, OldMember};
@@ -358,11 +359,17 @@ pub(super) fn must_have_space(image: &Found, takes: u64) -> Outcome<()> {
 fn must_be_movable(disk: &Found, to: &DatastoreSettings, order: &DiskMove) -> Outcome<()> {
     let name = &disk.name;
     if let Some(layout) = &disk.descriptor.layout {
-        return Err(Problem::new(ProblemCode::Unsupported, format!("its layout is {layout}"))
-            .remedy(format!(
+        let remedy = match layout::of(&disk.descriptor)?.is_redundant() {
+            true => format!(
                 "replace its members one by one: tidegate disk member replace {name} MEMBER --on {}",
                 order.to
-            )));
+            ),
+            false => {
+                "its members cannot be replaced: create another disk, and copy over NBD".to_owned()
+            }
+        };
+        let what = format!("its layout is {layout}");
+        return Err(Problem::new(ProblemCode::Unsupported, what).remedy(remedy));
     }
     if disk.datastore == order.to {
         return Err(
@@ -413,7 +420,12 @@ fn follow(live: &Attached, progress: &Progress) -> Outcome<()> {
                 progress.expect(copy.to_copy);
                 progress.is_at(copy.copied);
                 match copy.state {
-                    MemberState::InSync => return Ok(()),
+                    MemberState::InSync => {
+                        // Everything was copied. The mirror no longer counts it.
+                        progress.expect(live.size());
+                        progress.is_at(live.size());
+                        return Ok(());
+                    }
                     MemberState::Rebuilding => {}
                     MemberState::OutOfSync => {
                         return Err(Problem::new(

@@ -15,14 +15,33 @@
 use tidegate_api::descriptor::{Descriptor, MemberPlace};
 use tidegate_api::job::Job;
 use tidegate_api::name::Name;
+use tidegate_api::problem::Problem;
 
 use super::DiskService;
 use super::orders::{CLOSING, must_be_elsewhere, must_have};
+use crate::config::plan::layout;
 use crate::disks::attached::Attached;
 use crate::os_error::Outcome;
 use crate::store::Found;
 
 impl DiskService {
+    /// A problem of the home of an attached mirror also says what to do if the home is lost for good.
+    pub(super) fn or_replace_home(&self, name: &Name, problem: Problem) -> Problem {
+        let descriptor = self.live.get(name).and_then(|live| live.descriptor());
+        let spec = descriptor.and_then(|descriptor| layout::of(&descriptor).ok());
+        let Some(remedy) = problem
+            .remedy
+            .clone()
+            .filter(|_| spec.is_some_and(|spec| spec.is_redundant()))
+        else {
+            return problem;
+        };
+        problem.remedy(format!(
+            "{remedy}; if the datastore is lost for good, replace the first member: tidegate disk member replace {name} 0 --on \
+             DATASTORE"
+        ))
+    }
+
     /// Replaces the first member.
     pub(super) fn exchange_home(
         &self,

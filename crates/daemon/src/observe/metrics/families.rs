@@ -78,7 +78,7 @@ families! {
     DISK_SIZE: Gauge "tidegate_disk_size_bytes" ["disk, datastore"]
         "Bytes that a guest sees.";
     DISK_ALLOCATED: Gauge "tidegate_disk_allocated_bytes" ["disk, datastore"]
-        "Bytes that the disk's image takes on its datastore.";
+        "Bytes that the disk's images take on their datastores.";
     DISK_MEMBER_STATE: Gauge "tidegate_disk_member_state" ["disk, datastore, member, state"]
         "1 for the current state of a member of the disk's layout, 0 for the others; `datastore` is the member's.";
     DISK_REBUILD: Gauge "tidegate_disk_rebuild_bytes" ["disk, datastore, member"]

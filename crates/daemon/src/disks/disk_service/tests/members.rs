@@ -176,3 +176,65 @@ fn a_new_member_that_a_disk_has_is_not_deleted_when_its_rebuild_does_not_begin()
     });
     assert!(deleted);
 }
+
+#[test]
+fn a_plain_disk_has_no_member_to_replace_or_to_remove_and_can_be_moved() {
+    let stage = stage();
+    stage.datastore("other");
+    stage.disk("a");
+    stage.attach("a", Outside::Agreed).unwrap();
+    let service = &stage.disk_service;
+    let on = || "other".parse().unwrap();
+    let refused = [
+        service.replace_member(&name("a"), 0, on()).map(|_| ()),
+        service.replace_member(&name("a"), 1, on()).map(|_| ()),
+        service.remove_member(&name("a"), 0),
+    ];
+    for refused in refused {
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("it is plain"), "{refused}");
+        assert!(
+            refused.contains("tidegate disk move a --to DATASTORE"),
+            "{refused}"
+        );
+    }
+}
+
+#[test]
+fn a_disk_uses_what_all_of_its_members_use() {
+    let stage = stage();
+    mirrored(&stage);
+    let disk = stage.disk_service.disk(&name("a")).unwrap();
+    let each: Vec<_> = disk
+        .members
+        .iter()
+        .map(|member| member.allocated_bytes.unwrap())
+        .collect();
+    assert!(each.iter().all(|bytes| *bytes > 0), "{each:?}");
+    assert_eq!(disk.allocated_bytes, Some(each[0] + each[1]));
+}
+
+#[test]
+fn a_change_of_a_mirror_whose_home_is_lost_is_refused_with_the_way_to_another_home() {
+    let stage = stage();
+    let [one, _] = mirrored(&stage);
+    stage.fail(0);
+    fs::rename(one, stage.place.path().join("lost")).unwrap();
+    let on = "shared".parse().unwrap();
+    let refused = stage.disk_service.add_member(&name("a"), on).unwrap_err();
+    let remedy = refused.remedy.unwrap();
+    assert!(
+        remedy.contains("tidegate disk member replace a 0 --on DATASTORE"),
+        "{remedy}"
+    );
+}
+
+#[test]
+fn a_datastore_knows_the_disks_that_have_only_a_later_member_there() {
+    let stage = stage();
+    mirrored(&stage);
+    let two = stage.disk_service.datastore(&name("two")).unwrap();
+    let shares = two.control.unwrap().shares;
+    let disks: Vec<_> = shares.into_iter().map(|disk| disk.disk).collect();
+    assert_eq!(disks, [Some(name("a"))]);
+}

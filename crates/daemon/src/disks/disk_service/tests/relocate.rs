@@ -29,6 +29,8 @@ impl Stage {
     fn moves(&self, to: &str) {
         let job = self.move_ended(self.begin_move(to).unwrap());
         assert_eq!(job.problem, None);
+        let size = self.disk_service.disk(&name("a")).unwrap().size_bytes;
+        assert_eq!((job.done_bytes, job.copied_bytes), (size, size));
     }
 }
 
@@ -190,4 +192,24 @@ fn a_disk_whose_move_may_have_ended_is_refused_while_its_source_is_away() {
         refused.to_string().contains("not known whether the move"),
         "{refused}"
     );
+}
+
+#[test]
+fn a_layout_is_not_moved_and_the_hint_to_replace_members_is_for_mirrors_only() {
+    for (layout, hint) in [
+        ("mirror", "disk member replace a MEMBER --on other"),
+        (
+            "stripe",
+            "cannot be replaced: create another disk, and copy over NBD",
+        ),
+    ] {
+        let stage = stage();
+        stage.datastore("other");
+        layouts::two(&stage);
+        let order = layouts::order("a", layout, &["one", "two"]);
+        stage.create(&order).unwrap();
+        stage.attach("a", Outside::Agreed).unwrap();
+        let remedy = stage.begin_move("other").unwrap_err().remedy.unwrap();
+        assert!(remedy.contains(hint), "{layout}: {remedy}");
+    }
 }
