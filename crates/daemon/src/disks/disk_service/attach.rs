@@ -207,7 +207,7 @@ impl DiskService {
         let found = &trusted.found;
         let mut plan = plan::disk(found)?;
         plan.layout_options = LayoutOptions {
-            without: given_up(order, plan.members.len())?,
+            without: given_up(order, &plan)?,
             notices: Some(self.notices.sink(&found.name)),
             ..plan.layout_options
         };
@@ -407,8 +407,16 @@ impl DiskService {
 }
 
 /// The members that a command gives up, one bit each.
-fn given_up(order: &api::DiskAttach, members: usize) -> Outcome<u32> {
-    let mut without = 0;
+fn given_up(order: &api::DiskAttach, disk: &plan::DiskPlan) -> Outcome<u32> {
+    let (spec, members) = (disk.layout, disk.members.len());
+    if !order.without.is_empty() && !spec.is_redundant() {
+        return Err(Problem::new(
+            ProblemCode::Unsupported,
+            format!("its layout is {spec}: it cannot go on without a member"),
+        )
+        .remedy("leave --without out"));
+    }
+    let mut without: u32 = 0;
     for member in &order.without {
         if usize::from(*member) >= members {
             return Err(
@@ -418,6 +426,10 @@ fn given_up(order: &api::DiskAttach, members: usize) -> Outcome<u32> {
             );
         }
         without |= 1 << member;
+    }
+    if members > 0 && without.count_ones() as usize == members {
+        return Err(os_error::invalid("no member would be left")
+            .remedy("keep one that has the data that you need (see `tidegate disk show`)"));
     }
     Ok(without)
 }

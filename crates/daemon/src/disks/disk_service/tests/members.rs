@@ -238,3 +238,24 @@ fn a_datastore_knows_the_disks_that_have_only_a_later_member_there() {
     let disks: Vec<_> = shares.into_iter().map(|disk| disk.disk).collect();
     assert_eq!(disks, [Some(name("a"))]);
 }
+
+#[test]
+fn only_a_mirror_is_attached_without_a_member_and_not_without_all() {
+    for (layout, without, why) in [
+        ("mirror", vec![0, 1], "no member would be left"),
+        ("stripe", vec![1], "it cannot go on without a member"),
+    ] {
+        let stage = stage();
+        layouts::two(&stage);
+        let order = layouts::order("a", layout, &["one", "two"]);
+        stage.create(&order).unwrap();
+        let order = DiskAttach {
+            without,
+            ..Default::default()
+        };
+        let _context = stage.runtime.enter();
+        let refused = stage.disk_service.attach(&name("a"), order).unwrap_err();
+        assert!(refused.to_string().contains(why), "{refused}");
+        assert!(!refused.remedy.unwrap().contains("--without 0"));
+    }
+}
