@@ -9,7 +9,7 @@ use crate::descriptor::{CacheMode, MemberPlace, OnLoss};
 use crate::iocontrol::Admission;
 use crate::layout::{Member, Scrub};
 use crate::name::Name;
-use crate::problem::Problem;
+use crate::problem::{Problem, ProblemCode};
 
 /// A disk's current state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -104,6 +104,14 @@ pub struct Disk {
     /// What is wrong with it, if anything: a broken descriptor, or why it is wanted but not attached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
+}
+
+impl Disk {
+    /// Whether it is what is left of a disk that is elsewhere now.
+    pub fn is_outdated(&self) -> bool {
+        let code = self.problem.as_ref().map(|problem| problem.code);
+        code == Some(ProblemCode::Exists) && !self.attached
+    }
 }
 
 fn plain() -> String {

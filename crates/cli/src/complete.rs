@@ -7,7 +7,6 @@ use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
 use tidegate_api::routes;
 
 use crate::client::Client;
-use crate::disk::is_outdated;
 use crate::{daemon, figures};
 
 /// Completes names of disks.
@@ -27,7 +26,7 @@ pub(crate) fn disks() -> ArgValueCandidates {
             ))
         };
         // What is left of a disk elsewhere has the disk's name, and cannot be used.
-        let current = disks.into_iter().filter(|disk| !is_outdated(disk));
+        let current = disks.into_iter().filter(|disk| !disk.is_outdated());
         current.map(candidate).collect()
     })
 }

@@ -104,7 +104,7 @@ impl List {
         };
         session.console.show(&disks)?;
         // No other verb shows them: the disk of that name is the one that is used.
-        for disk in disks.disks.iter().filter(|disk| is_outdated(disk)) {
+        for disk in disks.disks.iter().filter(|disk| disk.is_outdated()) {
             let problem = disk.problem.iter().map(sentences);
             problem.for_each(|problem| session.console.say(&problem));
         }
@@ -131,12 +131,6 @@ impl Show {
     }
 }
 
-/// Whether it is what is left of a disk that is elsewhere now.
-pub(crate) fn is_outdated(disk: &Answer) -> bool {
-    let code = disk.problem.as_ref().map(|problem| problem.code);
-    code == Some(ProblemCode::Exists) && !disk.attached
-}
-
 /// What a disk is doing, in a word.
 fn state(disk: &Answer) -> &'static str {
     let what = disk.problem.as_ref().map_or("", |problem| &problem.what);
@@ -145,7 +139,7 @@ fn state(disk: &Answer) -> &'static str {
         disk.attached,
     ) {
         _ if disk.detaching => "detaching",
-        _ if is_outdated(disk) => "outdated",
+        _ if disk.is_outdated() => "outdated",
         // It is served, and its directory is not where it was.
         (Some(ProblemCode::NotFound), true) => "attached, missing",
         // It is served, and its datastore's file system is not mounted.
@@ -363,7 +357,7 @@ impl Shown for Answer {
 
 impl Shown for DiskList {
     fn names(&self) -> Vec<String> {
-        let disks = self.disks.iter().filter(|disk| !is_outdated(disk));
+        let disks = self.disks.iter().filter(|disk| !disk.is_outdated());
         disks.map(|disk| disk.name.to_string()).collect()
     }
 
