@@ -397,7 +397,7 @@ pub(super) fn must_have(disk: &Found, nth: usize, what: &str) -> Outcome<()> {
     let members = disk.descriptor.members.len();
     if members == 0 {
         return Err(Problem::new(ProblemCode::Unsupported, what)
-            .because("it is plain: it has no members")
+            .because("it has no such member: it is plain")
             .remedy(format!(
                 "to put it on another datastore, move it: tidegate disk move {} --to DATASTORE",
                 disk.name
