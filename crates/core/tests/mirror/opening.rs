@@ -1,6 +1,7 @@
 //! Members that a mirror uses at a start and later: old copies, other disks' members, and members that went on alone.
 
-use super::world::{MIB, PLACES, World};
+use super::world::{Io, MIB, PLACES, World};
+use tidegate_core::layout::mirror::state::MISSED;
 use tidegate_core::layout::{
     DATA_AT, LayoutNotice, LayoutOrder, LayoutSpec, MemberState, Members, OrderRefusal, Refusal,
     Target,
@@ -93,6 +94,140 @@ fn a_member_that_was_just_dropped_gets_what_it_lacks() {
     fail_member(&mut world);
     world.pass(10);
     assert_eq!(world.rebuilds(), Some(MIB));
+}
+
+/// Member 1 lacks one region, and is being rebuilt.
+fn rebuild_one_region(world: &mut World) {
+    fail_member(world);
+    world.pass(10);
+    assert_eq!(world.state(1), MemberState::Rebuilding);
+    assert_eq!(world.rebuilds(), Some(MIB));
+}
+
+#[test]
+fn a_member_whose_rebuild_by_regions_failed_gets_only_regions_again() {
+    let mut world = World::new(SIZE, 16);
+    rebuild_one_region(&mut world);
+    // Some of it is copied. A guest's write to another region fails on it.
+    for _ in 0..8 {
+        world.finish(0, Ok(()));
+    }
+    world.write(91, 5 * MIB);
+    world.fail_write(1);
+    world.finish_all();
+    assert_eq!(world.state(1), MemberState::OutOfSync);
+    world.write(92, 9 * MIB);
+    world.finish_all();
+    world.notices.clear();
+    world.pass(30);
+    assert_eq!(world.rebuilds(), Some(3 * MIB));
+    // Again, after a start.
+    world.crash();
+    while !world.has(1, Op::Write) {
+        world.finish(0, Ok(()));
+    }
+    world.fail_write(1);
+    assert_eq!(world.state(1), MemberState::OutOfSync);
+    world.finish_all();
+    world.notices.clear();
+    world.pass(600);
+    assert_eq!(world.rebuilds(), Some(3 * MIB));
+    world.finish_all();
+    assert_eq!(world.state(1), MemberState::InSync);
+}
+
+#[test]
+fn a_member_that_cannot_record_its_rebuild_by_regions_gets_only_regions_again() {
+    let mut world = World::new(SIZE, 16);
+    fail_member(&mut world);
+    world.holds = vec![Target(1)];
+    world.pass(10);
+    // Its states are read. The next one fails.
+    world.end_block(1, Ok(()));
+    world.end_block(1, Ok(()));
+    world.end_block(1, Err(Fault::Io));
+    world.holds.clear();
+    assert_eq!(world.state(1), MemberState::OutOfSync);
+    world.notices.clear();
+    world.pass(30);
+    assert_eq!(world.rebuilds(), Some(MIB));
+    world.finish_all();
+    assert_eq!(world.state(1), MemberState::InSync);
+}
+
+#[test]
+fn a_member_whose_full_rebuild_failed_gets_all_bytes_again() {
+    let mut world = World::new(SIZE, 16);
+    fail_member(&mut world);
+    world
+        .order(LayoutOrder::Replace(Target(1)))
+        .expect("it is replaced");
+    assert_eq!(world.rebuilds(), Some(SIZE));
+    world.finish(0, Ok(()));
+    world.fail_write(1);
+    world.finish_all();
+    world.notices.clear();
+    world.pass(30);
+    assert_eq!(world.rebuilds(), Some(SIZE));
+}
+
+#[test]
+fn an_old_copy_from_an_earlier_rebuild_by_regions_gets_all_bytes() {
+    let mut world = World::new(SIZE, 16);
+    rebuild_one_region(&mut world);
+    let copy = world.copy_of(1);
+    world.finish_all();
+    assert_eq!(world.state(1), MemberState::InSync);
+    // What was missed then is forgotten.
+    world.pass(10);
+    world.finish_all();
+    fail_member(&mut world);
+    world.put_back(1, copy);
+    world.notices.clear();
+    world.pass(300);
+    assert_eq!(world.rebuilds(), Some(SIZE));
+}
+
+#[test]
+fn a_rebuilt_member_that_is_dropped_before_it_is_recorded_gets_all_bytes() {
+    let mut world = World::new(SIZE, 16);
+    rebuild_one_region(&mut world);
+    let copy = world.copy_of(1);
+    // Another region is written, and becomes cold.
+    world.write(91, 5 * MIB);
+    for seconds in [6, 0] {
+        let is_copy = |io: &Io| io.op != Op::Flush && io.offset < 5 * MIB;
+        while let Some(place) = world.flying.iter().position(|io| !is_copy(io)) {
+            world.finish(place, Ok(()));
+        }
+        world.pass(seconds);
+    }
+    assert_eq!(world.state(1), MemberState::Rebuilding);
+    assert_eq!(world.recorded(0).regions, [MISSED, MISSED | 5]);
+    // A state is being written when the rebuild ends, and the member is dropped. What was copied is written again.
+    while world.flying.iter().any(|io| io.offset < MIB / 4) {
+        world.finish(0, Ok(()));
+    }
+    world.holds = vec![Target(0)];
+    world.write(92, 0);
+    for _ in 0..1_000 {
+        if world.state(1) == MemberState::InSync {
+            break;
+        }
+        world.finish(0, Ok(()));
+    }
+    assert_eq!(world.state(1), MemberState::InSync);
+    world.begin_order(LayoutOrder::Drop(Target(1)));
+    assert_eq!(world.state(1), MemberState::OutOfSync);
+    world.holds.clear();
+    world.end_block(0, Ok(()));
+    world.finish_all();
+    world.put_back(1, copy);
+    world.notices.clear();
+    world
+        .order(LayoutOrder::Rebuild(Target(1)))
+        .expect("it is rebuilt");
+    assert_eq!(world.rebuilds(), Some(SIZE));
 }
 
 #[test]

@@ -500,6 +500,8 @@ impl Mirror {
         };
         self.syncing = None;
         self.in_sync |= 1 << member;
+        // What it missed may be forgotten below: if it is dropped before a state says so, it gets all bytes.
+        self.since[usize::from(member)] = 0;
         if !self.is_degraded() {
             self.missed.clear();
             self.overflow = false;

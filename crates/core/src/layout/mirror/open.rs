@@ -8,10 +8,11 @@
 //! - a member that missed writes is never read before it was rebuilt
 //! - after opening, members in sync are equal
 //! - a new mirror opens only if all members that are used have both of its first states
-//! - a member gets only the regions that it missed if its own state shows that it was in sync until it was dropped
+//! - a member gets only the regions that it missed if its own state shows that it was in sync until it was dropped, or that
+//!   it has been rebuilt by regions since
 
 use super::copier::Copier;
-use super::state::{MISSED, REGION, State, Syncing};
+use super::state::{MISSED, NEVER, REGION, State, Syncing};
 use super::{MEMBERS_MAX, Mirror, STATE, each, tag};
 use crate::block::Unreadable;
 use crate::layout::{BlockOutcome, LayoutCx, LayoutNotice, OrderRefusal, Refusal, Target};
@@ -384,6 +385,10 @@ impl Mirror {
     pub(super) fn begin_rebuild(&mut self, cx: &mut LayoutCx<'_>, member: u8, full: bool) {
         self.readmission.at[usize::from(member)] = None;
         self.readmission.replaced &= !(1 << member);
+        if full {
+            // It may have another image than before: what it had does not count, also if this fails.
+            self.until[usize::from(member)] = NEVER;
+        }
         if self.kept {
             self.readmission.barred &= !(1 << member);
         }
@@ -495,11 +500,8 @@ impl Mirror {
             self.readmission.labelling = Some(member);
             return cx.check_label(Target(member));
         };
-        let place = usize::from(member);
-        let was_in_sync = state.in_sync >> member & 1 == 1;
-        let until_dropped = (self.until[place]..self.since[place]).contains(&state.sequence);
         let is_same = self.readmission.replaced >> member & 1 == 0;
-        let delta = was_in_sync && until_dropped && is_same && !self.overflow;
+        let delta = is_same && self.lacks_only_missed(member, &state);
         self.begin_rebuild(cx, member, !delta);
     }
 

@@ -152,6 +152,27 @@ impl Mirror {
         });
     }
 
+    /// Whether a member out of sync whose newest state this is lacks at most the hot and the missed regions. None is forgotten
+    /// between its drop and the end of its rebuild, so a rebuild by regions that failed does not matter.
+    pub(super) fn lacks_only_missed(&self, member: u8, own: &State) -> bool {
+        let place = usize::from(member);
+        let (since, until) = (self.since[place], self.until[place]);
+        if self.overflow || own.overflow || since == 0 || until == NEVER {
+            return false;
+        }
+        if own.in_sync >> member & 1 == 1 {
+            return (until..since).contains(&own.sequence);
+        }
+        let rebuilt = own.syncing;
+        let by_regions = rebuilt.is_some_and(|of| of.member == member && !of.full);
+        let is_later = (since..=self.records.sequence).contains(&own.sequence);
+        let is_known = |region: &u32| {
+            let region = region & !MISSED;
+            self.missed.contains(&region) || self.hot.contains_key(&region)
+        };
+        by_regions && is_later && own.regions.iter().all(is_known)
+    }
+
     /// Goes on with an I/O once this version of the state is recorded.
     pub(super) fn after_record(&mut self, cx: &mut LayoutCx<'_>, op: u32, version: u64) {
         if !self.kept || self.records.durable >= version {
@@ -176,10 +197,13 @@ impl Mirror {
         }
         records.sequence += 1;
         let pending = self.active();
+        // One that gets only some regions is out of sync as long as before. If that fails, it lacks nothing else.
+        let by_regions = self.syncing.filter(|syncing| !syncing.full);
+        let settled = pending & !by_regions.map_or(0, |syncing| 1 << syncing.member);
         for member in 0..self.members {
             let place = usize::from(member);
             let was_in_sync = self.records.last_in_sync >> member & 1 == 1;
-            match (pending >> member & 1, self.since[place]) {
+            match (settled >> member & 1, self.since[place]) {
                 (1, _) => (self.since[place], self.until[place]) = (0, 0),
                 (_, 0) => {
                     self.since[place] = self.records.sequence;

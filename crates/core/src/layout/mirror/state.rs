@@ -18,6 +18,7 @@
 //!  160  regions, 4 each; the highest bit: members in sync are equal there
 //! 4092  CRC32C of all before it 4
 //! ```
+//! Both sequences stay while a member is rebuilt by regions. They are 0 while it gets all bytes.
 //! Flags: 1 = members out of sync may lack any region; 2 = the member being rebuilt gets all bytes.
 //!
 //! # Units
@@ -59,7 +60,7 @@ pub struct State {
     pub members: u8,
     /// The member that is being rebuilt.
     pub syncing: Option<Syncing>,
-    /// For each member out of sync: the first sequence that says so.
+    /// For each member out of sync: the first sequence that says so. Zero for one that gets all bytes.
     pub since: [u64; MEMBERS_MAX],
     /// For each of them: the last sequence that all members had while it was in sync; [`NEVER`] if it was not.
     pub until: [u64; MEMBERS_MAX],
