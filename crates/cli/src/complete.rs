@@ -1,9 +1,11 @@
-//! Shell completion of disk and datastore names, from the running daemon.
+//! Shell completion of disk and datastore names and of members, from the running daemon.
 //!
 //! No daemon, no names, and no message: a shell's prompt is no place for either. The root is the usual one or
-//! `TIDEGATE_ROOT`, since the line that is being typed cannot be seen from here.
+//! `TIDEGATE_ROOT`: an unfinished line is not parsed. It is only searched for a disk's name.
 
 use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
+use tidegate_api::disk::Disk;
+use tidegate_api::layout::Member;
 use tidegate_api::routes;
 
 use crate::client::Client;
@@ -14,7 +16,7 @@ pub(crate) fn disks() -> ArgValueCandidates {
     ArgValueCandidates::new(|| {
         let list = client().and_then(|client| client.glance(routes::DISKS).ok());
         let disks = list.map(|list| list.disks).unwrap_or_default();
-        let candidate = |disk: tidegate_api::disk::Disk| {
+        let candidate = |disk: Disk| {
             let attached = match (disk.attached, disk.detaching) {
                 (true, _) => "attached",
                 (false, true) => "detaching",
@@ -42,6 +44,31 @@ pub(crate) fn datastores() -> ArgValueCandidates {
         };
         datastores.into_iter().map(candidate).collect()
     })
+}
+
+/// Completes numbers of members.
+pub(crate) fn members() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        let list = client().and_then(|client| client.glance(routes::DISKS).ok());
+        let disks = list.map(|list| list.disks).unwrap_or_default();
+        let line: Vec<_> = std::env::args().collect();
+        let members = members_of(&disks, &line).iter();
+        let candidate = |member: &Member| {
+            CompletionCandidate::new(member.member.to_string()).help(Some(
+                format!("on {}, {}", member.datastore, member.state.as_str()).into(),
+            ))
+        };
+        members.map(candidate).collect()
+    })
+}
+
+/// The members of the disk that a line names.
+fn members_of<'a>(disks: &'a [Disk], line: &[String]) -> &'a [Member] {
+    let named = |disk: &&Disk| line.iter().any(|word| word == disk.name.as_str());
+    let mut with_members = disks.iter().filter(|disk| !disk.members.is_empty());
+    with_members
+        .find(named)
+        .map_or(&[], |disk| disk.members.as_slice())
 }
 
 /// Completes what a mirror does after the loss of its members.

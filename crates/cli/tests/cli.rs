@@ -548,6 +548,35 @@ fn completions_know_the_names_of_disks() {
 }
 
 #[test]
+fn completions_know_the_members_of_the_disk_that_a_line_names() {
+    let mirror = |name: &str, on: [&str; 2]| {
+        let mut disk = disk(name, 1 << 30);
+        let member = |nth: usize| json!({"member": nth, "datastore": on[nth], "size_bytes": 1, "state": "in-sync"});
+        disk["members"] = json!([member(0), member(1)]);
+        disk
+    };
+    let disks = [
+        mirror("db1", ["ssd1", "ssd2"]),
+        mirror("db2", ["ssd3", "ssd4"]),
+    ];
+    let stage = Stage::answering("GET /v1/disks", 200, json!({"disks": disks}));
+    for words in [
+        &["member", "remove", "db2", ""][..],
+        &["member", "replace", "db2", ""],
+        &["attach", "db2", "--without", ""],
+    ] {
+        let run = stage.complete(&[&["tidegate", "disk"], words].concat());
+        let lines: Vec<_> = run.out.lines().take(2).collect();
+        assert!(
+            matches!(lines[..], [one, two] if one.starts_with('0') && two.starts_with('1')),
+            "{run:?}"
+        );
+    }
+    let unknown = stage.complete(&["tidegate", "disk", "member", "remove", "db3", ""]);
+    assert!(!unknown.out.starts_with('0'), "{unknown:?}");
+}
+
+#[test]
 fn a_reader_that_stops_early_is_no_error() {
     let many: Vec<_> = (0..3000)
         .map(|nth| disk(&format!("disk{nth}"), 512))

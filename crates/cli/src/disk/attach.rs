@@ -60,7 +60,7 @@ pub(crate) struct Attach {
     ///
     /// Use it if the disk is refused because a member is away that will not come back. If it comes back, it is rebuilt from
     /// the others.
-    #[arg(long, value_name = "MEMBER", value_parser = super::member::number)]
+    #[arg(long, value_name = "MEMBER", value_parser = super::member::number, add = complete::members())]
     without: Vec<u8>,
 
     #[command(flatten)]

@@ -82,7 +82,7 @@ pub(crate) struct Replace {
     disk: Name,
 
     /// The member's number
-    #[arg(value_parser = number)]
+    #[arg(value_parser = number, add = complete::members())]
     member: u8,
 
     #[command(flatten)]
@@ -103,7 +103,7 @@ pub(crate) struct Remove {
     disk: Name,
 
     /// The member's number
-    #[arg(value_parser = number)]
+    #[arg(value_parser = number, add = complete::members())]
     member: u8,
 
     #[command(flatten)]
