@@ -142,6 +142,8 @@ fn state(disk: &Answer) -> &'static str {
         _ if disk.is_outdated() => "outdated",
         // It is served, and its directory is not where it was.
         (Some(ProblemCode::NotFound), true) => "attached, missing",
+        // The members that it still has serve it.
+        (Some(ProblemCode::Datastore), true) if layout::is_degraded(disk) => "attached, degraded",
         // It is served, and its datastore's file system is not mounted.
         (Some(ProblemCode::Datastore), true) if what.ends_with("is not mounted") => {
             "attached, not mounted"
@@ -420,15 +422,20 @@ mod tests {
 
     #[test]
     fn disks_that_cannot_be_read_say_whether_they_are_served_or_wait() {
-        let said = |attached: bool, wanted: bool, code: &str, what: &str| {
+        let with = |attached: bool, wanted: bool, code: &str, what: &str, member: &str| {
+            let member =
+                json!([{"member": 0, "datastore": "fast", "size_bytes": 1, "state": member}]);
             let disk = json!({
                 "name": "m1", "datastore": "fast", "uuid": "", "size_bytes": 0, "block_size_bytes": 0,
                 "cache": "write-back", "read_only": false, "serial": "", "queues": 0, "filters": [],
                 "policy": {"shares": 1000, "reservation_iops": 0, "limit_iops": null, "limit_bytes_per_s": null},
                 "wanted": wanted, "attached": attached, "thread": null, "io": null, "nbd_uri": null,
-                "vhost_user_socket": null, "clients": [], "problem": {"code": code, "what": what},
+                "vhost_user_socket": null, "clients": [], "problem": {"code": code, "what": what}, "members": member,
             });
             state(&serde_json::from_value(disk).expect("it is a disk"))
+        };
+        let said = |attached, wanted, code: &str, what: &str| {
+            with(attached, wanted, code, what, "in-sync")
         };
         let unmounted = "disk m1 is attached, but datastore fast is not mounted";
         let cases = [
@@ -449,5 +456,8 @@ mod tests {
         for (attached, wanted, code, what, expected) in cases {
             assert_eq!(said(attached, wanted, code, what), expected, "{what}");
         }
+        // It was attached without the member there.
+        let degraded = with(true, true, "datastore", unmounted, "away");
+        assert_eq!(degraded, "attached, degraded");
     }
 }
