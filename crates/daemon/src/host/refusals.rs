@@ -17,6 +17,11 @@ pub(super) fn told(plan: &DiskPlan, refusal: Refusal) -> Problem {
             place.map_or("an unknown datastore", |place| place)
         )
     };
+    if let Refusal::Missing(member) = refusal
+        && plan.layout_options.without >> member.0 & 1 == 1
+    {
+        return never_attached(plan, member, &place(member));
+    }
     // A stripe cannot do without any member.
     let give_up = |member: Target| match plan.layout.is_redundant() {
         true => format!(
@@ -87,6 +92,37 @@ pub(super) fn told(plan: &DiskPlan, refusal: Refusal) -> Problem {
         ),
     };
     Problem::new(code, what).because(why).remedy(remedy)
+}
+
+/// The problem of a disk that is to be attached without this member, although the others have no data.
+fn never_attached(plan: &DiskPlan, member: Target, place: &str) -> Problem {
+    let disk = &plan.name;
+    let on = |nth: usize| plan.members.get(nth).map_or("", String::as_str);
+    let datastore = |nth: usize| on(nth).split(':').next().unwrap_or_default();
+    let delete = match member.0 {
+        // Without its descriptor it cannot be deleted by a command.
+        0 => {
+            let mut others: Vec<_> = (1..plan.members.len()).map(datastore).collect();
+            others.dedup();
+            format!(
+                "remove its directory {disk} from {} by hand (see `tidegate datastore show {}`)",
+                others.join(" and "),
+                others.first().copied().unwrap_or_default()
+            )
+        }
+        nth => format!(
+            "delete it: tidegate datastore remove {} and tidegate disk delete {disk}",
+            datastore(nth.into())
+        ),
+    };
+    Problem::new(
+        ProblemCode::Datastore,
+        format!("disk {disk} cannot be attached without its {place}"),
+    )
+    .because("the other members have no data: the disk was never attached")
+    .remedy(format!(
+        "make that member's datastore and image available; if it is lost for good, {delete}, then create the disk again"
+    ))
 }
 
 /// The problem of a disk that has a member whose image is shorter than it was created.
