@@ -99,7 +99,7 @@ pub struct Datastore {
     /// The state of its I/O control; null while none of its disks is attached on this host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub control: Option<DatastoreControl>,
-    /// Number of disks on it.
+    /// Number of disks that have data on it, also if that is only a member.
     pub disks: u64,
     /// Number of them that are attached on this host.
     pub attached: u64,

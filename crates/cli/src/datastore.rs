@@ -255,6 +255,16 @@ fn removed(name: &str, before: Option<&Answer>) -> String {
         problem.is_none_or(|problem| problem.code == ProblemCode::Full)
     });
     match (reached, before) {
+        (Some(datastore), _) if datastore.disks > 0 => {
+            let disks = match datastore.disks {
+                1 => "1 disk has".to_owned(),
+                count => format!("{count} disks have"),
+            };
+            format!(
+                "datastore {name} removed; what lies on it is still there: {disks} data that cannot be used until you add the \
+                 datastore again"
+            )
+        }
         (Some(_), _) => format!("datastore {name} removed; what lies on it is still there"),
         (None, Some(gone)) => format!(
             "datastore {name} removed; {} could not be reached",
@@ -376,12 +386,15 @@ mod tests {
 
     #[test]
     fn a_removed_datastore_is_said_to_be_there_only_if_it_answered() {
-        let told = |problem: &str| {
+        let with = |disks: u64, problem: &str| {
             let settings = r#""name":"n1","settings":{"kind":"dir","path":"/srv/n1"}"#;
-            let json = format!(r#"{{{settings},"disks":0,"attached":0{problem}}}"#);
+            let json = format!(r#"{{{settings},"disks":{disks},"attached":0{problem}}}"#);
             removed("n1", Some(&serde_json::from_str(&json).unwrap()))
         };
-        assert!(told("").contains("still there"));
+        let told = |problem: &str| with(0, problem);
+        assert!(told("").ends_with("still there"));
+        assert!(with(1, "").contains("still there: 1 disk has data that cannot be used until"));
+        assert!(with(2, "").contains("still there: 2 disks have data that"));
         let problem = |code: &str| format!(r#","problem":{{"code":"{code}","what":"x"}}"#);
         assert!(told(&problem("full")).contains("still there"));
         assert_eq!(

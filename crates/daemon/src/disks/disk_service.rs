@@ -37,6 +37,7 @@ use queue::OneAtATime;
 
 mod attach;
 mod attach_retry;
+mod away;
 mod change;
 mod claims;
 mod datastore_paths;
@@ -187,21 +188,26 @@ impl DiskService {
             datastores = BTreeMap::from([(only.clone(), Ok(settings))]);
         }
         let mut disks = Vec::new();
+        let mut away = BTreeMap::new();
         for (datastore, settings) in datastores {
             // Read first: a disk that is attached meanwhile is then in at least one of the two lists.
             let attached = self.attached_on(&datastore);
             match settings.and_then(|settings| self.disks_of(&datastore, settings, &wanted)) {
                 Ok(listed) => disks.extend(listed),
-                // An unreachable datastore has its own problem; of its disks, only those that the daemon knows are
-                // listed.
+                // An unreachable datastore has its own problem; of its disks, only those that the daemon knows or that
+                // have a copy of their descriptor elsewhere are listed.
                 Err(problem) => {
-                    let held = self.held_on(&datastore, &attached, &wanted, &problem);
-                    if held.is_empty() && only.is_some() {
-                        return Err(problem);
-                    }
-                    disks.extend(held);
+                    disks.extend(self.held_on(&datastore, &attached, &wanted, &problem));
+                    away.insert(datastore, problem);
                 }
             }
+        }
+        self.add_copies(&mut disks, &away);
+        if let Some(problem) = only
+            .filter(|_| disks.is_empty())
+            .and_then(|on| away.remove(on))
+        {
+            return Err(problem);
         }
         disks.sort_by(|a, b| (&a.name, &a.datastore).cmp(&(&b.name, &b.datastore)));
         Ok(disks)
@@ -428,7 +434,8 @@ impl DiskService {
             problem: lost
                 .or(harmed)
                 .or_else(|| self.claims.overdue(&found.name))
-                .or_else(|| locked(&self.troubles).get(&found.name).cloned()),
+                .or_else(|| locked(&self.troubles).get(&found.name).cloned())
+                .or_else(|| away::home_is_away(found).filter(|_| !attached)),
         }
     }
 

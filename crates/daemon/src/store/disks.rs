@@ -145,7 +145,7 @@ impl Store {
         datastore: &Name,
         settings: &DatastoreSettings,
     ) -> Outcome<Listed<Found>> {
-        let names = self.names_on(datastore, settings, &BTreeSet::new())?;
+        let names = self.names_on(datastore, settings, &BTreeSet::new(), &[DESCRIPTOR])?;
         Ok(names
             .into_iter()
             .map(|name| {
@@ -155,8 +155,8 @@ impl Store {
             .collect())
     }
 
-    /// The names of a datastore's disks. No disk is read. The names in `here` are known to be disks; each of the others
-    /// is checked.
+    /// The names of the disks that a datastore has anything of: its own, and those with only a later member there. No disk
+    /// is read. The names in `here` are known to be disks; each of the others is checked.
     pub(crate) fn disk_names(
         &self,
         datastore: &Name,
@@ -164,7 +164,19 @@ impl Store {
         here: &BTreeSet<Name>,
     ) -> Outcome<Vec<Name>> {
         self.must_be_mounted(datastore, settings)?;
-        self.names_on(datastore, settings, here)
+        self.names_on(datastore, settings, here, &[DESCRIPTOR, MEMBER])
+    }
+
+    /// The disks that have a copy of their descriptor on this datastore, because their home is another one.
+    pub(crate) fn copies(
+        &self,
+        datastore: &Name,
+        settings: &DatastoreSettings,
+    ) -> Outcome<Vec<Found>> {
+        self.must_be_mounted(datastore, settings)?;
+        let names = self.names_on(datastore, settings, &BTreeSet::new(), &[MEMBER])?;
+        let copy = |name: Name| self.read_copy(datastore, settings, &name).ok().flatten();
+        Ok(names.into_iter().filter_map(copy).collect())
     }
 
     fn names_on(
@@ -172,6 +184,7 @@ impl Store {
         datastore: &Name,
         settings: &DatastoreSettings,
         here: &BTreeSet<Name>,
+        files: &[&str],
     ) -> Outcome<Vec<Name>> {
         let folder = self.disks_folder(datastore, settings);
         let names = match names_in(&folder) {
@@ -194,8 +207,11 @@ impl Store {
         };
         // Other directories may be there too; only one with a descriptor is a disk.
         let has_descriptor = |name: &Name| {
-            let descriptor = folder.join(name.as_str()).join(DESCRIPTOR);
-            Location::in_disk(&descriptor).look().is_ok()
+            let is_there = |file: &&str| {
+                let descriptor = folder.join(name.as_str()).join(file);
+                Location::in_disk(&descriptor).look().is_ok()
+            };
+            files.iter().any(is_there)
         };
         let names = names.iter().filter_map(|name| name.parse::<Name>().ok());
         Ok(names

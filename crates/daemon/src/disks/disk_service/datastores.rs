@@ -58,8 +58,10 @@ impl DiskService {
         let readable = self.readable_datastores()?;
         let mut attached: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
         for live in self.live.all() {
-            let others = attached.entry(live.datastore().clone()).or_default();
-            others.insert(live.name().clone());
+            for on in live.datastores() {
+                let others = attached.entry(on).or_default();
+                others.insert(live.name().clone());
+            }
         }
         let describe = |(name, settings): (Name, DatastoreSettings)| {
             let here = attached.remove(&name).unwrap_or_default();
@@ -266,11 +268,13 @@ impl DiskService {
         if !self.store.datastores()?.contains_key(name) {
             return self.store.datastore(name).map(|_| ());
         }
+        let members = self.wanted_with_members_on(name)?;
         // While this is locked, no command begins to use the datastore. Later commands find it removed.
         let claimed = self.claims.all();
         let wanted = self.store.attached()?;
         let live = self.live.all();
-        let wanted = wanted.iter().filter(|(_, on)| *on == name);
+        let wanted = wanted.iter();
+        let wanted = wanted.filter(|(disk, on)| *on == name || members.contains(*disk));
         let coming = claimed.iter().filter(|(_, on)| *on == Some(name));
         let served = live.iter().filter(|live| live.datastores().contains(name));
         let holds: BTreeSet<Name> = wanted
@@ -291,6 +295,21 @@ impl DiskService {
         self.store.remove_datastore(name)?;
         tracing::info!(datastore = %name, "removed");
         Ok(())
+    }
+
+    /// The wanted disks that are not attached and have a member on a datastore, as far as they can be read.
+    fn wanted_with_members_on(&self, datastore: &Name) -> Outcome<BTreeSet<Name>> {
+        let wanted = self.store.attached()?.into_keys();
+        let has_member = |disk: &Name| {
+            let found = match self.live.get(disk) {
+                Some(_) => return false,
+                None => self.find(disk),
+            };
+            let places = found.map(|found| found.descriptor.members);
+            let mut places = places.unwrap_or_default().into_iter();
+            places.any(|place| !place.removed && place.datastore == *datastore)
+        };
+        Ok(wanted.filter(has_member).collect())
     }
 
     /// The datastore that a command uses.
@@ -319,9 +338,10 @@ impl DiskService {
 
     fn describe_datastore(&self, name: Name, settings: DatastoreSettings) -> Datastore {
         let (store, on, of) = (self.store.clone(), name.clone(), settings.clone());
-        let seen = self
-            .surveys
-            .at(&name, move || Ok((store.disks(&on, &of)?, space(&of))));
+        let seen = self.surveys.at(&name, move || {
+            let count = store.disk_names(&on, &of, &BTreeSet::new())?.len() as u64;
+            Ok((store.disks(&on, &of)?, (count, space(&of))))
+        });
         let control = self.controls.running(&name).and_then(|running| {
             let disks = seen.iter().flat_map(|(disks, _)| disks);
             let found = disks.filter_map(|(disk, found)| {
@@ -337,7 +357,7 @@ impl DiskService {
             let report = running.control.report().ok()?;
             Some(report::tell(&running, &report, &found.collect()))
         });
-        let seen = seen.map(|(disks, space)| (disks.len() as u64, space));
+        let seen = seen.map(|(_, seen)| seen);
         self.tell_datastore(name, settings, seen, control)
     }
 
@@ -358,16 +378,20 @@ impl DiskService {
             read_only.or_else(|| space.full(&name, &settings))
         });
         let io_control = self.store.record(&name).map(|record| record.io_control);
+        let using = self.using(&name);
+        // A datastore without files has nothing that says so of a later member.
+        let unlisted = match &settings {
+            DatastoreSettings::Dir { .. } => 0,
+            _ => using
+                .iter()
+                .filter(|live| *live.datastore() != name)
+                .count(),
+        };
         Datastore {
             io_control: io_control.unwrap_or_default(),
             control,
-            attached: self
-                .live
-                .all()
-                .iter()
-                .filter(|live| *live.datastore() == name)
-                .count() as u64,
-            disks,
+            attached: using.len() as u64,
+            disks: disks + unlisted as u64,
             capacity_bytes: space.as_ref().map(|space| space.capacity),
             free_bytes: space.as_ref().map(|space| space.free),
             read_only: space.is_some_and(|space| space.read_only.is_some()),

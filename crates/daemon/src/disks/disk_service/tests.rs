@@ -19,6 +19,7 @@ use super::*;
 use crate::config::plan::{self, ThreadsPlan};
 use crate::control::Identity;
 
+mod away;
 mod detaching;
 mod displaced;
 mod growth;

@@ -58,7 +58,7 @@ families! {
     DATASTORE_UP: Gauge "tidegate_datastore_up" ["datastore, kind"]
         "1 while the datastore can be used, 0 while it cannot.";
     DATASTORE_DISKS: Gauge "tidegate_datastore_disks" ["datastore, kind"]
-        "Disks on the datastore.";
+        "Disks that have data on the datastore, also if that is only a member.";
     DATASTORE_CAPACITY: Gauge "tidegate_datastore_capacity_bytes" ["datastore, kind"]
         "Size of the file system that the datastore is on.";
     DATASTORE_FREE: Gauge "tidegate_datastore_free_bytes" ["datastore, kind"]
