@@ -27,8 +27,8 @@ use alloc::vec::Vec;
 pub use crate::request::Target;
 pub use arena::{Arena, SLOT};
 pub use report::{
-    LayoutNotice, LayoutOrder, LayoutReport, MemberReport, MemberState, OrderRefusal, Ordered,
-    ScrubReport,
+    DropCause, LayoutNotice, LayoutOrder, LayoutReport, MemberReport, MemberState, OrderRefusal,
+    Ordered, ScrubReport,
 };
 pub use spec::LayoutSpec;
 pub use tree::{Members, Tree};

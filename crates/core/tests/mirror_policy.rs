@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use tidegate_core::layout::{
-    LayoutNotice, LayoutOrder, MemberState, Members, OnLoss, OrderRefusal, Target, Tree,
+    DropCause, LayoutNotice, LayoutOrder, MemberState, Members, OnLoss, OrderRefusal, Target, Tree,
 };
 use tidegate_core::request::{DiskId, Fault, Op, Token};
 use tidegate_core::shard::Event;
@@ -218,6 +218,31 @@ fn a_last_member_that_hangs_is_waited_for_and_said_to_be() {
     world.finish_all();
     assert_eq!(world.answered(), [1, 2, 3]);
     assert!(!world.report().waiting);
+}
+
+#[test]
+fn a_dropped_member_is_reported_with_the_cause() {
+    let cause = |world: &World| {
+        let dropped = world.notices.iter().filter_map(|notice| match notice {
+            LayoutNotice::Dropped { member, cause } => Some((member.0, *cause)),
+            _ => None,
+        });
+        dropped.collect::<Vec<_>>()
+    };
+    let world = || World::new(mirror(16 * MIB, 2), 64);
+    let mut hung = world();
+    hung.hung.push(1);
+    hung.write(1, 0);
+    hung.pass(11);
+    assert_eq!(cause(&hung), [(1, DropCause::Hung)]);
+    let mut removed = world();
+    assert_eq!(removed.order(LayoutOrder::Drop(Target(1))), Ok(()));
+    assert_eq!(cause(&removed), [(1, DropCause::Ordered)]);
+    let mut failed = world();
+    failed.gone.insert(1, Fault::Io);
+    failed.write(1, 0);
+    failed.finish_all();
+    assert_eq!(cause(&failed), [(1, DropCause::Failed(Fault::Io))]);
 }
 
 #[test]

@@ -28,8 +28,8 @@
 //! md's write-intent bitmap and event counter; DRBD's activity log and generation identifiers.
 
 use super::{
-    BlockOutcome, Layout, LayoutCx, LayoutIo, LayoutNotice, LayoutOrder, Map, MemberReport,
-    MemberState, Members, OnLoss, OrderRefusal, Ordered, ScrubReport, Target,
+    BlockOutcome, DropCause, Layout, LayoutCx, LayoutIo, LayoutNotice, LayoutOrder, Map,
+    MemberReport, MemberState, Members, OnLoss, OrderRefusal, Ordered, ScrubReport, Target,
 };
 use crate::block::BLOCK;
 use crate::range_lock::RangeLock;
@@ -278,8 +278,14 @@ impl Mirror {
             .unwrap_or(member)
     }
 
-    /// These members are not used from now on. What is answered from now on waits until that is recorded.
+    /// These members are not used from now on, because an I/O has failed.
     fn drop_members(&mut self, cx: &mut LayoutCx<'_>, dropped: u32, fault: Fault) {
+        self.drop_for(cx, dropped, DropCause::Failed(fault));
+    }
+
+    /// These members are not used from now on. What is answered from now on waits until that is recorded.
+    fn drop_for(&mut self, cx: &mut LayoutCx<'_>, dropped: u32, cause: DropCause) {
+        let fault = cause.fault();
         let dropped = match self.leads(dropped) {
             // Only the leader's bytes count after a crash: the others are worthless without it.
             true => self.active() & !dropped,
@@ -300,7 +306,7 @@ impl Mirror {
             cx.notice(LayoutNotice::RebuildFailed { member, fault });
         }
         for member in each(dropped & self.in_sync) {
-            cx.notice(LayoutNotice::Dropped { member, fault });
+            cx.notice(LayoutNotice::Dropped { member, cause });
         }
         self.in_sync &= !dropped;
         self.records.version += 1;
@@ -317,9 +323,9 @@ impl Mirror {
 
 impl Mirror {
     /// A member is dropped, and nothing waits any more for what it still has.
-    fn do_without(&mut self, cx: &mut LayoutCx<'_>, member: u8, fault: Fault) {
+    fn do_without(&mut self, cx: &mut LayoutCx<'_>, member: u8, cause: DropCause) {
         // One that was dropped before may still have what others wait for.
-        self.drop_members(cx, 1 << member, fault);
+        self.drop_for(cx, 1 << member, cause);
         self.give_up_reading(cx, member);
         self.give_up_on(cx, member);
         self.give_up_copies(cx, member);
@@ -418,7 +424,7 @@ impl Layout for Mirror {
         if needed || self.leads(bit) {
             return;
         }
-        self.do_without(cx, target.0, Fault::Gone);
+        self.do_without(cx, target.0, DropCause::Hung);
         self.record(cx);
         // Those that found no buffer may need none now.
         self.feed_hungry(cx);

@@ -123,6 +123,27 @@ pub enum OrderRefusal {
     Fixed,
 }
 
+/// Why a member is not used any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DropCause {
+    /// An I/O of it has failed so.
+    Failed(Fault),
+    /// It had I/O in flight and completed none within the member timeout.
+    Hung,
+    /// An order: it was removed, or replaced.
+    Ordered,
+}
+
+impl DropCause {
+    /// What I/Os fail with that needed the member.
+    pub fn fault(self) -> Fault {
+        match self {
+            DropCause::Failed(fault) => fault,
+            DropCause::Hung | DropCause::Ordered => Fault::Gone,
+        }
+    }
+}
+
 /// What a layout reports when it happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayoutNotice {
@@ -131,7 +152,7 @@ pub enum LayoutNotice {
         /// The member.
         member: Target,
         /// Why.
-        fault: Fault,
+        cause: DropCause,
     },
     /// Copying to a member has begun.
     Rebuilding {

@@ -558,9 +558,9 @@ impl Tree {
     pub(crate) fn notice(&self, node: u8, notice: LayoutNotice) -> LayoutNotice {
         let name = |target| self.global(node, target);
         match notice {
-            LayoutNotice::Dropped { member, fault } => LayoutNotice::Dropped {
+            LayoutNotice::Dropped { member, cause } => LayoutNotice::Dropped {
                 member: name(member),
-                fault,
+                cause,
             },
             LayoutNotice::Rebuilding { member, bytes } => LayoutNotice::Rebuilding {
                 member: name(member),

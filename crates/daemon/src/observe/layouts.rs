@@ -3,7 +3,7 @@
 use tidegate_api::descriptor::MemberPlace;
 use tidegate_api::events::Happening;
 use tidegate_api::name::Name;
-use tidegate_core::layout::{LayoutNotice, LayoutReport, MemberState, Target};
+use tidegate_core::layout::{DropCause, LayoutNotice, LayoutReport, MemberState, Target};
 use tidegate_core::request::Fault;
 
 use crate::disks::attached::Attached;
@@ -22,12 +22,12 @@ pub(crate) fn happening(
     let (place, disk) = (|member| datastore_of(live, member), disk.clone());
     let home = || live.datastore().clone();
     Some(match notice {
-        LayoutNotice::Dropped { member, fault } => (
+        LayoutNotice::Dropped { member, cause } => (
             place(member),
             Happening::MemberDropped {
                 disk,
                 member: member.0,
-                why: words(fault).to_owned(),
+                why: reason(cause).to_owned(),
             },
         ),
         LayoutNotice::Rebuilding { member, bytes } => (
@@ -114,6 +114,15 @@ fn datastore_of(live: &Attached, member: Target) -> Name {
     place.map_or_else(|| live.datastore().clone(), |place| place.datastore)
 }
 
+/// Why a member was dropped, in words.
+fn reason(cause: DropCause) -> &'static str {
+    match cause {
+        DropCause::Failed(fault) => words(fault),
+        DropCause::Hung => "it completed no I/O within the member timeout",
+        DropCause::Ordered => "it was removed or replaced by a command",
+    }
+}
+
 /// A fault in words.
 fn words(fault: Fault) -> &'static str {
     match fault {
@@ -145,6 +154,14 @@ mod tests {
             scrub: None,
             waiting: false,
         }
+    }
+
+    #[test]
+    fn the_reason_of_a_drop_is_what_is_known_of_it() {
+        let gone = reason(DropCause::Failed(Fault::Gone));
+        assert_eq!(gone, "it is not available");
+        assert!(reason(DropCause::Hung).contains("timeout"));
+        assert!(reason(DropCause::Ordered).contains("by a command"));
     }
 
     #[test]

@@ -20,7 +20,7 @@
 use super::open::{PROBE, decode};
 use super::state::State;
 use super::{MEMBERS_MAX, Mirror, STATE, each, tag};
-use crate::layout::{BlockOutcome, LayoutCx, LayoutNotice, OnLoss, OrderRefusal};
+use crate::layout::{BlockOutcome, DropCause, LayoutCx, LayoutNotice, OnLoss, OrderRefusal};
 use crate::request::{Fault, Outcome};
 use crate::units::{Span, Time};
 use alloc::vec::Vec;
@@ -162,7 +162,7 @@ impl Mirror {
         let Some(loss) = self.loss.take() else { return };
         cx.notice(LayoutNotice::Resumed);
         for other in each(self.in_sync & !(1 << member)) {
-            self.do_without(cx, other.0, Fault::Gone);
+            self.do_without(cx, other.0, DropCause::Failed(Fault::Gone));
         }
         self.records.retried = self.records.durable < self.records.version;
         self.record(cx);

@@ -6,8 +6,7 @@
 //! - nothing waits for the image that a replaced member had
 
 use super::Mirror;
-use crate::layout::{LayoutCx, OnLoss, OrderRefusal, Ordered, Target};
-use crate::request::Fault;
+use crate::layout::{DropCause, LayoutCx, OnLoss, OrderRefusal, Ordered, Target};
 use crate::units::Span;
 
 /// How long an order to do without a member waits for the record. Origin: chosen; as long as members' default timeout.
@@ -52,7 +51,7 @@ impl Mirror {
         member: u8,
     ) -> Result<Ordered, OrderRefusal> {
         self.may_rebuild(member)?;
-        self.do_without(cx, member, Fault::Gone);
+        self.do_without(cx, member, DropCause::Ordered);
         self.feed_hungry(cx);
         Ok(Ordered::Now)
     }
@@ -74,7 +73,7 @@ impl Mirror {
             return Err(OrderRefusal::Last);
         }
         self.readmission.barred |= bit;
-        self.drop_members(cx, bit, Fault::Gone);
+        self.drop_for(cx, bit, DropCause::Ordered);
         self.record(cx);
         if self.is_drop_recorded() {
             return Ok(Ordered::Now);
