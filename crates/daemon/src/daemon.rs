@@ -58,7 +58,7 @@ impl Daemon {
 
     /// The daemon's status.
     pub(crate) fn status(&self) -> Outcome<Status> {
-        let datastores = self.services.disk_service.datastores_at_a_glance()?;
+        let (datastores, disks) = self.services.disk_service.glance()?;
         let attached = self.services.disk_service.live().all();
         let mut problems = self.services.disk_service.troubles();
         problems.extend(
@@ -89,7 +89,7 @@ impl Daemon {
             dashboard: self.addresses.dashboard_url.clone(),
             threads: self.services.disk_service.host().thread_count(),
             datastores: datastores.len() as u64,
-            disks: datastores.iter().map(|datastore| datastore.disks).sum(),
+            disks: disks.len() as u64,
             attached: attached.len() as u64,
             clients: attached
                 .iter()

@@ -55,6 +55,11 @@ impl DiskService {
     /// Every datastore, without its I/O control, which would require reading its disks' descriptors. The monitor needs
     /// no more.
     pub(crate) fn datastores_at_a_glance(&self) -> Outcome<Vec<Datastore>> {
+        Ok(self.glance()?.0)
+    }
+
+    /// The same, and the names of all disks: one on several datastores is one disk.
+    pub(crate) fn glance(&self) -> Outcome<(Vec<Datastore>, BTreeSet<Name>)> {
         let readable = self.readable_datastores()?;
         let mut attached: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
         for live in self.live.all() {
@@ -63,16 +68,22 @@ impl DiskService {
                 others.insert(live.name().clone());
             }
         }
+        let mut all = BTreeSet::new();
         let describe = |(name, settings): (Name, DatastoreSettings)| {
             let here = attached.remove(&name).unwrap_or_default();
             let (store, on, of) = (self.store.clone(), name.clone(), settings.clone());
             let seen = self.surveys.at(&name, move || {
-                let disks = store.disk_names(&on, &of, &here)?.len() as u64;
-                Ok((disks, space(&of)))
+                Ok((store.disk_names(&on, &of, &here)?, space(&of)))
+            });
+            let seen = seen.map(|(disks, space)| {
+                let count = disks.len() as u64;
+                all.extend(disks);
+                (count, space)
             });
             self.tell_datastore(name, settings, seen, None)
         };
-        Ok(readable.map(describe).collect())
+        let datastores = readable.map(describe).collect();
+        Ok((datastores, all))
     }
 
     /// The problems of datastores whose records cannot be read. They have no settings to show and appear in no list.

@@ -58,6 +58,8 @@ fn a_datastore_counts_the_disks_that_have_only_a_later_member_there() {
         for other in listed.chain(glance).filter(|other| other.name == two.name) {
             assert_eq!((other.disks, other.attached), (two.disks, two.attached));
         }
+        let (_, all) = service.glance().unwrap();
+        assert_eq!(all.len(), 1, "one disk, though two datastores have it");
         (two.disks, two.attached)
     };
     assert_eq!(counts(), (1, 1));
