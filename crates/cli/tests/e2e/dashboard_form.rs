@@ -1,5 +1,7 @@
 //! The dashboard's policy form in a real browser: what it shows before and after a change.
 
+use std::time::{Duration, Instant};
+
 use serde_json::Value;
 
 use crate::dashboard::{ask, disks, open, start};
@@ -110,10 +112,24 @@ fn the_form_offers_best_effort_for_a_reservation_that_cannot_be_promised() {
         "#/disk/web1",
         "document.getElementById('f-shares').value === '1000'",
     );
-    // As long as nobody has seen what the array can do, nobody can say that it cannot. What was seen is forgotten after a
-    // while, so this comes last.
+    // Until the array was seen with much in flight and with little, nobody can say what it cannot do. The load alone does
+    // not show both: control may engage before its depth has been seen for long. So the threshold does.
     let reserve = |units: &str| daemon.attempt(&["disk", "set", "web1", "--reservation", units]);
-    while reserve("1000000").status.success() {
+    for threshold in ["100ms", "5ms"].iter().cycle() {
+        daemon.run(&[
+            "datastore",
+            "set",
+            "array",
+            "--congestion-threshold",
+            threshold,
+        ]);
+        let since = Instant::now();
+        while since.elapsed() < Duration::from_secs(3) && reserve("1000000").status.success() {
+            assert!(reserve("0").status.success());
+        }
+        if !reserve("1000000").status.success() {
+            break;
+        }
         assert!(reserve("0").status.success());
         assert!(load.alive(), "it was never refused");
     }
