@@ -99,8 +99,13 @@ impl Store {
         }
     }
 
-    /// Whether both stores have the same bytes from this offset on.
-    pub fn is_equal_from(&self, other: &Store, offset: u64) -> bool {
+    /// Whether both stores have the same bytes from this offset on, but for sectors of which `may_differ` is true.
+    pub fn is_equal_from(
+        &self,
+        other: &Store,
+        offset: u64,
+        may_differ: impl Fn(u64) -> bool,
+    ) -> bool {
         let first = offset / PAGE as u64;
         let pages = self.current.0.range(first..);
         let mut pages = pages.chain(other.current.0.range(first..));
@@ -108,7 +113,7 @@ impl Store {
             let mut sectors = (0..8).map(|sector| 8 * page + sector);
             sectors.all(|sector| {
                 let own = self.current.sector(sector).unwrap_or(&[0; SECTOR]);
-                other.current.sector(sector).unwrap_or(&[0; SECTOR]) == own
+                other.current.sector(sector).unwrap_or(&[0; SECTOR]) == own || may_differ(sector)
             })
         })
     }

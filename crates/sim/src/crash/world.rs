@@ -112,6 +112,8 @@ pub struct World {
     notices: Vec<LayoutNotice>,
     /// Whether a target has failed an I/O since the last start.
     failed_since_start: bool,
+    /// Whether a mirror has lost its last member since the last start.
+    lost_since_start: bool,
     /// How opening the disk ended.
     opened: Option<Result<(), Refusal>>,
     /// Targets that have failed an I/O, one bit each.
@@ -192,6 +194,7 @@ impl World {
             ordered: 0,
             notices: Vec::new(),
             failed_since_start: false,
+            lost_since_start: false,
             opened: None,
             faulty: 0,
             now: Time::ZERO,
@@ -604,6 +607,7 @@ impl World {
         self.ordered = 0;
         self.faulty |= away;
         self.failed_since_start = false;
+        self.lost_since_start = false;
         self.attach();
     }
 

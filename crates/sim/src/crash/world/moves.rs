@@ -36,6 +36,7 @@ impl World {
 
     pub(super) fn noticed(&mut self, notice: LayoutNotice) {
         self.note(|| format!("notice: {notice:?}"));
+        self.lost_since_start |= notice == LayoutNotice::Lost;
         self.notices.push(notice);
         self.moving = match (self.moving, notice) {
             (Move::Copying, LayoutNotice::Rebuilt { .. }) => Move::Copied,
