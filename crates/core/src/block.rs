@@ -117,6 +117,11 @@ impl Reader<'_> {
         field
     }
 
+    /// Where the next field is.
+    pub(crate) fn at(&self) -> usize {
+        self.at
+    }
+
     /// Moves to this offset.
     pub(crate) fn go_to(&mut self, at: usize) {
         self.at = at;

@@ -27,8 +27,8 @@ use alloc::vec::Vec;
 pub use crate::request::Target;
 pub use arena::{Arena, SLOT};
 pub use report::{
-    DropCause, LayoutNotice, LayoutOrder, LayoutReport, MemberReport, MemberState, OrderRefusal,
-    Ordered, ScrubReport,
+    CacheReport, DropCause, LayoutNotice, LayoutOrder, LayoutReport, MemberReport, MemberState,
+    OrderRefusal, Ordered, ScrubReport,
 };
 pub use spec::LayoutSpec;
 pub use tree::{Members, Tree};
@@ -44,6 +44,7 @@ pub mod stripe;
 
 mod arena;
 mod fanout;
+mod slots;
 pub(crate) mod tree;
 
 /// The most targets of one disk.
@@ -230,6 +231,11 @@ pub trait Layout: Send {
     /// Nobody waits for these any more: they fail instead of waiting for a lost member.
     fn abandon(&mut self, _cx: &mut LayoutCx<'_>, _ios: &[IoId]) {}
 
+    /// The state of the flash cache, if it is one.
+    fn cached(&self) -> Option<CacheReport> {
+        None
+    }
+
     /// Begins nothing in the background, because the disk's layouts are about to be replaced.
     fn pause(&mut self, _cx: &mut LayoutCx<'_>) {}
 
@@ -332,6 +338,16 @@ impl LayoutCx<'_> {
     /// A buffer of the arena of [`SLOT`] bytes. If there is none, [`Layout::arena_ready`] is called once there may be.
     pub fn claim(&mut self) -> Option<Data> {
         self.arena.claim(self.disk)
+    }
+
+    /// The same for a layout that has others below it: some buffers are left to these, so that what it waits for can end.
+    pub fn claim_above(&mut self) -> Option<Data> {
+        self.arena.claim_above(self.disk)
+    }
+
+    /// Returns such a buffer.
+    pub fn release_above(&mut self, slot: Data) {
+        self.arena.release_above(self.disk, slot);
     }
 
     /// Returns a buffer of the arena.

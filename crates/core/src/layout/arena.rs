@@ -33,13 +33,18 @@ pub struct Arena {
     /// By [`DiskId`]: how many it has, without late ones.
     held: Vec<u32>,
     late: usize,
-    /// Disks that found none, in order.
-    waiting: VecDeque<DiskId>,
+    /// The same for layouts that have others below them.
+    held_above: Vec<u32>,
+    /// How many there are.
+    all: usize,
+    /// Disks that found none, in order, and whether for a layout with others below it.
+    waiting: VecDeque<(DiskId, bool)>,
 }
 
 impl Arena {
     /// Adds buffers of [`SLOT`] bytes each.
     pub fn give(&mut self, slots: Vec<Data>) {
+        self.all += slots.len();
         self.free.extend(slots);
     }
 
@@ -65,41 +70,52 @@ impl Arena {
     }
 
     pub(crate) fn claim(&mut self, disk: DiskId) -> Option<Data> {
-        let slot = match self.may_claim(disk) {
-            true => self.free.pop(),
-            false => None,
-        };
+        let may = may_claim(&self.held, disk, self.free.len());
+        let slot = if may { self.free.pop() } else { None };
         match slot {
-            Some(_) => *self.held(disk) += 1,
-            None if !self.waiting.contains(&disk) => self.waiting.push_back(disk),
-            None => {}
+            Some(_) => *count(&mut self.held, disk) += 1,
+            None => self.wait(disk, false),
         }
         slot
     }
 
-    fn may_claim(&self, disk: DiskId) -> bool {
-        let held = self.held.get(disk.0 as usize);
-        let held = held.map_or(0, |held| *held as usize);
-        held < LEAST || held <= self.free.len() / PART
+    /// The same for a layout that has others below it. A quarter of the buffers is left to these: what it waits for can end.
+    pub(crate) fn claim_above(&mut self, disk: DiskId) -> Option<Data> {
+        let may = self.may_claim_above(disk);
+        let slot = if may { self.free.pop() } else { None };
+        match slot {
+            Some(_) => *count(&mut self.held_above, disk) += 1,
+            None => self.wait(disk, true),
+        }
+        slot
     }
 
-    fn held(&mut self, disk: DiskId) -> &mut u32 {
-        let place = disk.0 as usize;
-        if self.held.len() <= place {
-            self.held.resize(place + 1, 0);
+    fn may_claim_above(&self, disk: DiskId) -> bool {
+        let free = self.free.len().saturating_sub(self.all / PART);
+        free > 0 && may_claim(&self.held_above, disk, free)
+    }
+
+    fn wait(&mut self, disk: DiskId, above: bool) {
+        if !self.waiting.contains(&(disk, above)) {
+            self.waiting.push_back((disk, above));
         }
-        &mut self.held[place]
+    }
+
+    /// A layout with others below it returns a buffer.
+    pub(crate) fn release_above(&mut self, disk: DiskId, slot: Data) {
+        *count(&mut self.held_above, disk) -= 1;
+        self.free.push(slot);
     }
 
     /// A disk returns a buffer.
     pub(crate) fn release(&mut self, disk: DiskId, slot: Data) {
-        *self.held(disk) -= 1;
+        *count(&mut self.held, disk) -= 1;
         self.free.push(slot);
     }
 
     /// Only a hung member keeps a buffer of this disk: it does not count as the disk's any more.
     pub(crate) fn make_late(&mut self, disk: DiskId) {
-        *self.held(disk) -= 1;
+        *count(&mut self.held, disk) -= 1;
         self.late += 1;
     }
 
@@ -115,9 +131,27 @@ impl Arena {
             return None;
         }
         let mut waiting = self.waiting.iter();
-        let place = waiting.position(|disk| self.may_claim(*disk))?;
-        self.waiting.remove(place)
+        let place = waiting.position(|(disk, above)| match above {
+            true => self.may_claim_above(*disk),
+            false => may_claim(&self.held, *disk, self.free.len()),
+        })?;
+        self.waiting.remove(place).map(|(disk, _)| disk)
     }
+}
+
+/// Whether a disk that has so many may have one more, of so many free ones.
+fn may_claim(held: &[u32], disk: DiskId, free: usize) -> bool {
+    let held = held.get(disk.0 as usize);
+    let held = held.map_or(0, |held| *held as usize);
+    held < LEAST || held <= free / PART
+}
+
+fn count(held: &mut Vec<u32>, disk: DiskId) -> &mut u32 {
+    let place = disk.0 as usize;
+    if held.len() <= place {
+        held.resize(place + 1, 0);
+    }
+    &mut held[place]
 }
 
 #[cfg(test)]

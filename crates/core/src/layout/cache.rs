@@ -1,3 +1,751 @@
-//! The flash cache: a layout that keeps a disk's working set on flash.
+//! The flash cache of a disk: the pages that it uses most, on flash.
+//!
+//! The cache is a layout over any other. Its target 0 is the disk below it, the others are one or two flash devices that
+//! have the same bytes. A disk has its own part of the devices, its own map and its own journal.
+//!
+//! A page is 64 KiB, and its blocks of 4 KiB are valid and dirty one by one. In write-through mode a write of a cached page
+//! goes to flash, and then to the disk. In write-back mode it goes to flash, and to the disk later. Both have the same
+//! states on flash: a block is dirty until the disk has it durably.
+//!
+//! # Always true
+//! - a read returns the newest acknowledged bytes, or those of a write that overlaps it
+//! - dirty means that every device that is used has the newest bytes durably
+//! - a page of an earlier use of the cache, or of another disk, is never served
+//! - a block on flash is written only if no durable record names it
+//!
+//! # Picture
+//! ```text
+//!            read: hit ────────────> flash, checked
+//!   guest ──       miss ───────────> disk ──> guest, and to flash if it is worth it
+//!            write ──> flash ──> record ──> answer ──(later)──> disk ──> flush ──> record: clean
+//!                                     └──(write-through)──> disk ──> answer
+//! ```
+//!
+//! # Source
+//! FAST Cache (EMC) for pages and promotion by the number of accesses; Open CAS, bcache and dm-cache for what has gone wrong.
 
+use super::slots::Slots;
+use super::{
+    BlockOutcome, CacheReport, Layout, LayoutCx, LayoutIo, LayoutNotice, LayoutOrder,
+    Map as Mapped, MemberReport, OrderRefusal, Ordered, Refusal, Target,
+};
+use crate::block::BLOCK;
+use crate::range_lock::{Mode, RangeLock, Wanted};
+use crate::request::{Fault, Op as RequestOp, Outcome};
+use crate::units::Time;
+use alloc::boxed::Box;
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+use area::Area;
+use around::{Flushing, Stage};
+use clean::Cleaner;
+use journal::{Heading, Journal};
+use keep::Keeper;
+use loose::Loose;
+use map::Map;
+use open::Opening;
+use policy::Params;
+use read::Piece;
+use write::Part;
+
+pub mod area;
+mod around;
+pub mod blocks;
+mod clean;
+mod journal;
+mod keep;
+mod loose;
+mod map;
+mod open;
 pub mod policy;
+mod read;
+mod write;
+
+/// Bytes of a page. Origin: FAST Cache.
+pub const PAGE: u64 = 64 << 10;
+/// Bytes of a block, the unit that is valid or dirty.
+pub const CACHE_BLOCK: u64 = 4 << 10;
+/// Blocks of a page.
+pub const BLOCKS: usize = 16;
+
+/// The disk below the cache.
+const BACKING: Target = Target(0);
+
+/// When writes are answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheMode {
+    /// Once the disk has them.
+    WriteThrough,
+    /// Once flash has them.
+    WriteBack,
+}
+
+impl CacheMode {
+    fn is_write_back(self) -> bool {
+        self == CacheMode::WriteBack
+    }
+}
+
+/// What a cache is built of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheSetup {
+    /// The cache's identity.
+    pub cache: [u8; 16],
+    /// The disk's identity.
+    pub disk: [u8; 16],
+    /// Size of the disk, in bytes.
+    pub size: u64,
+    /// Flash devices: one, or two that have the same bytes.
+    pub devices: u8,
+    /// Where its part of the devices is.
+    pub area: Area,
+    /// The mode.
+    pub mode: CacheMode,
+    /// The use of the disk that its descriptor names, and the one that begins now.
+    pub attachments: [u64; 2],
+    /// Whether the descriptor says that the cache may have what the disk does not.
+    pub has_dirty: bool,
+    /// Devices that are not used, whatever they have, one bit each.
+    pub without: u32,
+    /// What it keeps; `None` for the default.
+    pub policy: Option<Params>,
+}
+
+/// See the module.
+pub struct Cache {
+    setup: CacheSetup,
+    area: Area,
+    size: u64,
+    mode: CacheMode,
+    /// Whether flash may have what the disk does not.
+    keeps_dirty: bool,
+    state: State,
+    /// Devices that have everything, one bit for each target.
+    in_sync: u32,
+    map: Map,
+    journal: Journal,
+    heading: Heading,
+    keeper: Keeper,
+    cleaner: Cleaner,
+    lock: RangeLock,
+    ops: Slots<Op>,
+    reads: Slots<Piece>,
+    parts: Slots<Part>,
+    flushes: Slots<Flushing>,
+    /// Parts and pieces that wait for a buffer.
+    hungry: VecDeque<u32>,
+    hungry_reads: VecDeque<u32>,
+    /// Pieces that are to be read again with their range locked.
+    again: Vec<u32>,
+    /// Pages with blocks that were given up, and the change that says so.
+    unsettled: BTreeMap<u32, u64>,
+    /// I/Os that wait for pages to settle, and for the cleaner.
+    settling: Vec<u32>,
+    behind: Vec<u32>,
+    /// Parts and I/Os that no device can record.
+    stranded: Vec<u32>,
+    stranded_ops: Vec<u32>,
+    /// I/Os that wait until the cache is given up.
+    held: Vec<u32>,
+    /// Whether the disk has writes that were not flushed.
+    unflushed: bool,
+    /// Of these, the ones past the cache that no flush under way covers.
+    loose: Loose,
+    /// The device that the last read went to.
+    last_read: u8,
+    closing: bool,
+    /// Whether the cache is to be given up.
+    gives_up: bool,
+    hits: u64,
+    misses: u64,
+    fills: u64,
+    read_faults: u64,
+    /// Bytes written to flash.
+    flash_bytes: u64,
+}
+
+enum State {
+    Opening(Box<Opening>),
+    Refused,
+    Ready,
+    /// No device is left, and nothing is lost by that. Writes wait until the cache is given up.
+    Losing,
+    /// The cache is given up: everything goes to the disk.
+    Through,
+    /// No device is left, and it had what the disk does not.
+    Lost,
+}
+
+impl PartialEq for State {
+    fn eq(&self, other: &State) -> bool {
+        core::mem::discriminant(self) == core::mem::discriminant(other)
+    }
+}
+
+/// An I/O that the cache has taken.
+struct Op {
+    io: LayoutIo,
+    lock: Locked,
+    is_begun: bool,
+    /// Parts of it that have not ended.
+    open: u32,
+    /// Pages of it that become part of the cache, one bit each, and how many are on their way.
+    fills: u32,
+    filling: u32,
+    is_answered: bool,
+    fault: Option<Fault>,
+    stage: Stage,
+}
+
+/// Whether an I/O has its range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Locked {
+    No,
+    Asked,
+    Has,
+}
+
+/// What a tag names: the kind, more about it, a target and a number.
+const READ: u64 = 0;
+const READ_SUM: u64 = 1 << 56;
+const EDGE: u64 = 2 << 56;
+const EDGE_SUM: u64 = 3 << 56;
+const PART_SUM: u64 = 4 << 56;
+const DATA: u64 = 5 << 56;
+const BACK: u64 = 6 << 56;
+const DIRECT: u64 = 7 << 56;
+const AROUND: u64 = 8 << 56;
+const FLUSH: u64 = 9 << 56;
+const CLEAN_READ: u64 = 10 << 56;
+const CLEAN_SUM: u64 = 11 << 56;
+const CLEAN_WRITE: u64 = 12 << 56;
+const JOURNAL: u64 = 13 << 56;
+const HEADER: u64 = 14 << 56;
+const OPEN_HEADER: u64 = 15 << 56;
+const OPEN_JOURNAL: u64 = 16 << 56;
+const EXTENTS: u64 = 17 << 56;
+const KIND: u64 = 0xff << 56;
+
+fn tag(kind: u64, number: u32, target: Target) -> u64 {
+    kind | u64::from(target.0) << 32 | u64::from(number)
+}
+
+/// A block, and the devices that were tried, one bit each, in a tag.
+fn aux(block: usize, tried: u8) -> u64 {
+    (block as u64) << 40 | u64::from(tried) << 48
+}
+
+/// The target, the block and the devices that were tried, and the number in a tag.
+fn untag(tag: u64) -> (Target, (usize, u8), u32) {
+    let [a, b, c, d, target, block, tried, _] = tag.to_le_bytes();
+    let number = u32::from_le_bytes([a, b, c, d]);
+    (Target(target), (block.into(), tried), number)
+}
+
+/// Targets of a set of devices.
+fn each(devices: u32) -> impl Iterator<Item = Target> {
+    (1..=2)
+        .filter(move |device| devices >> device & 1 == 1)
+        .map(Target)
+}
+
+/// A device as one bit.
+fn bit(device: Target) -> u8 {
+    1 << device.0
+}
+
+/// The blocks of a mask.
+fn blocks_of(mask: u16) -> impl Iterator<Item = usize> {
+    (0..BLOCKS).filter(move |block| mask >> block & 1 == 1)
+}
+
+/// The mask of the blocks from the first to the last one.
+fn masked(first: u64, last: u64) -> u16 {
+    let mask = (u32::from(u16::MAX) >> (15 - (last - first))) << first;
+    u16::try_from(mask & 0xffff).expect("16 bits")
+}
+
+/// A page's number has 32 bits: a disk is below 256 TiB.
+fn page_number(page: u64) -> u32 {
+    u32::try_from(page).unwrap_or(u32::MAX)
+}
+
+/// The page and the block of a byte.
+fn block_of(byte: u64) -> (u32, usize) {
+    let block = byte % PAGE / CACHE_BLOCK;
+    (
+        page_number(byte / PAGE),
+        usize::try_from(block).expect("16 blocks"),
+    )
+}
+
+/// The blocks of a page that a range covers, at least in part.
+fn blocks_within(page: u32, start: u64, end: u64) -> u16 {
+    let first = u64::from(page) * PAGE;
+    let (start, end) = (start.max(first), end.min(first + PAGE));
+    if start >= end {
+        return 0;
+    }
+    masked(
+        (start - first) / CACHE_BLOCK,
+        (end - 1 - first) / CACHE_BLOCK,
+    )
+}
+
+/// The part of a block's CRC32C that is kept for each block.
+fn check(sum: u32) -> u16 {
+    let folded = (sum ^ sum >> 16) & 0xffff;
+    u16::try_from(folded).expect("16 bits")
+}
+
+/// A length within a request's bytes.
+fn skip(bytes: u64) -> u32 {
+    u32::try_from(bytes).expect("front ends bound a request with bytes")
+}
+
+impl Cache {
+    /// A cache that has not opened.
+    ///
+    /// # Panics
+    /// Unless there are one or two devices.
+    pub fn new(setup: CacheSetup) -> Cache {
+        assert!(matches!(setup.devices, 1 | 2), "one device, or two");
+        let mut keeper = Keeper::new(setup.area.slots());
+        if let Some(params) = setup.policy {
+            keeper.set_params(params);
+        }
+        let heading = Heading::new(blocks::Header {
+            cache: setup.cache,
+            disk: setup.disk,
+            generation: 0,
+            epoch: 0,
+            tail: 0,
+            attachments: setup.attachments,
+            size: setup.size,
+            in_sync: 1,
+            device: 0,
+            devices: setup.devices,
+            write_back: false,
+        });
+        Cache {
+            area: setup.area.clone(),
+            size: setup.size,
+            mode: setup.mode,
+            keeps_dirty: setup.has_dirty || setup.mode.is_write_back(),
+            state: State::Opening(Box::new(Opening::new())),
+            in_sync: 0,
+            map: Map::new(0),
+            journal: Journal::new(0, 1),
+            heading,
+            keeper,
+            cleaner: Cleaner::default(),
+            lock: RangeLock::new(),
+            ops: Slots::new(),
+            reads: Slots::new(),
+            parts: Slots::new(),
+            flushes: Slots::new(),
+            hungry: VecDeque::new(),
+            hungry_reads: VecDeque::new(),
+            again: Vec::new(),
+            unsettled: BTreeMap::new(),
+            settling: Vec::new(),
+            behind: Vec::new(),
+            stranded: Vec::new(),
+            stranded_ops: Vec::new(),
+            held: Vec::new(),
+            unflushed: true,
+            loose: Loose::default(),
+            last_read: 0,
+            closing: false,
+            gives_up: false,
+            hits: 0,
+            misses: 0,
+            fills: 0,
+            read_faults: 0,
+            flash_bytes: 0,
+            setup,
+        }
+    }
+
+    /// All devices, one bit for each target.
+    fn devices(&self) -> u32 {
+        if self.setup.devices == 1 { 0b10 } else { 0b110 }
+    }
+
+    /// Whether flash can be written.
+    fn is_writable(&self) -> bool {
+        (self.state == State::Ready || self.is_settling_open()) && self.in_sync != 0
+    }
+
+    fn is_readable(&self) -> bool {
+        self.is_writable()
+    }
+
+    /// The device that a read goes to if these were tried, one bit each: the least loaded one, in turn.
+    fn reader(&mut self, cx: &LayoutCx<'_>, tried: u8) -> Option<Target> {
+        let left = self.in_sync & !u32::from(tried);
+        let last = self.last_read;
+        let ready = each(left).min_by_key(|device| (cx.load(*device), device.0 == last));
+        self.last_read = ready?.0;
+        ready
+    }
+
+    fn insert_op(&mut self, io: &LayoutIo, fills: u32) -> u32 {
+        self.ops.insert(Op {
+            io: *io,
+            lock: Locked::No,
+            is_begun: false,
+            open: 0,
+            fills,
+            filling: 0,
+            is_answered: false,
+            fault: None,
+            stage: Stage::Begins,
+        })
+    }
+
+    /// Takes an I/O that changes the disk.
+    fn take_modifying(&mut self, cx: &mut LayoutCx<'_>, io: &LayoutIo) -> Mapped {
+        if io.len == 0 {
+            return Mapped::Done(Ok(()));
+        }
+        let number = self.insert_op(io, 0);
+        self.ops.at(number).lock = Locked::Asked;
+        let wanted = Wanted {
+            id: number,
+            start: io.offset / CACHE_BLOCK * CACHE_BLOCK,
+            end: (io.offset + io.len).next_multiple_of(CACHE_BLOCK),
+            mode: Mode::Exclusive,
+        };
+        if self.lock.acquire(wanted) {
+            self.locked(cx, number);
+        }
+        Mapped::Issued
+    }
+
+    /// An I/O has its range.
+    fn locked(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
+        let op = self.ops.at(number);
+        op.lock = Locked::Has;
+        match op.io.op.modifies() {
+            true => self.modify_locked(cx, number),
+            false => self.read_locked(cx, number),
+        }
+    }
+
+    fn modify_locked(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
+        match self.state {
+            State::Ready => {}
+            State::Losing => return self.held.push(number),
+            State::Through => return self.pass(cx, number),
+            _ => {
+                self.ops.at(number).fault = Some(Fault::Io);
+                return self.end(cx, number);
+            }
+        }
+        match self.ops.at(number).io.op {
+            RequestOp::Write => self.write_locked(cx, number),
+            _ => self.around(cx, number),
+        }
+    }
+
+    /// Sends an I/O to the disk as it is.
+    fn pass(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
+        let op = self.ops.at(number);
+        op.stage = Stage::Disk { dirty: false };
+        let io = op.io;
+        let sub = super::SubIo {
+            target: BACKING,
+            op: io.op,
+            flags: io.flags,
+            offset: io.offset,
+            len: io.len,
+            data: io.data,
+            background: io.background,
+        };
+        cx.issue(tag(AROUND, number, BACKING), sub);
+    }
+
+    /// A part of an I/O has ended.
+    fn op_part_ended(&mut self, cx: &mut LayoutCx<'_>, number: u32, fault: Option<Fault>) {
+        let op = self.ops.at(number);
+        op.open -= 1;
+        op.fault = op.fault.or(fault);
+        if op.open == 0 {
+            self.end(cx, number);
+        }
+    }
+
+    /// A page that an I/O brings into the cache is there, or not.
+    fn fill_ended(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
+        let op = self.ops.at(number);
+        op.filling -= 1;
+        if op.filling == 0 && op.is_answered {
+            self.unlock(cx, number);
+        }
+    }
+
+    /// Answers an I/O.
+    fn end(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
+        let op = self.ops.at(number);
+        op.is_answered = true;
+        let outcome = op.fault.map_or(Ok(()), Err);
+        cx.answer(op.io.id, outcome);
+        if op.filling == 0 {
+            self.unlock(cx, number);
+        }
+    }
+
+    /// Forgets an I/O, and lets those go on that waited for its range.
+    fn unlock(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
+        let op = self.ops.remove(number);
+        self.make_room(cx);
+        if op.lock == Locked::No {
+            return;
+        }
+        let mut started = Vec::new();
+        self.lock.release(number, &mut started);
+        for number in started {
+            self.locked(cx, number);
+        }
+    }
+
+    /// A slot is used by one I/O less.
+    fn unpin(&mut self, _cx: &mut LayoutCx<'_>, slot: u32) {
+        self.map.slot_mut(slot).pins -= 1;
+        self.remove_if_empty(slot);
+    }
+
+    /// A page without a valid block leaves the cache, if nothing uses it and no durable record names it.
+    fn remove_if_empty(&mut self, slot: u32) {
+        let page = self.map.page(slot);
+        let is_used = self.map.slot(slot).pins > 0 || self.unsettled.contains_key(&page);
+        if is_used || self.map.masks(slot).0 != 0 {
+            return;
+        }
+        self.cleaner.cleaned(page);
+        self.policy_remove(slot);
+        for slot in self.map.remove(page).into_iter().flatten() {
+            self.map.free_slot(slot);
+        }
+    }
+
+    /// No device is left.
+    fn lost(&mut self, cx: &mut LayoutCx<'_>, fault: Fault) {
+        let dirty = match self.keeps_dirty {
+            true => self.cleaner.dirty_pages() as u64,
+            // The disk has had every acknowledged write.
+            false => 0,
+        };
+        let opening = matches!(self.state, State::Opening(_));
+        if opening && dirty > 0 {
+            // The header does not say that this use of the disk has begun: nothing may begin.
+            return self.opened(cx, Err(Refusal::Failed(Target(1), fault)));
+        }
+        self.state = match dirty {
+            0 => State::Losing,
+            _ => State::Lost,
+        };
+        cx.notice(LayoutNotice::CacheLost { fault, dirty });
+        if opening {
+            cx.opened(Ok(()));
+        }
+        self.release_stuck(cx);
+    }
+
+    /// What waits for flash goes on without it, or waits until the cache is given up.
+    fn release_stuck(&mut self, cx: &mut LayoutCx<'_>) {
+        for waiter in self.journal.drain() {
+            match waiter {
+                journal::Waiter::Part(part) => self.strand(cx, part),
+                journal::Waiter::Op(op) => self.strand_op(cx, op),
+                journal::Waiter::Settled(_) => {}
+            }
+        }
+        self.resume_settled(cx);
+        self.resume_behind(cx);
+    }
+
+    /// Changes when writes are answered.
+    fn set_mode(&mut self, cx: &mut LayoutCx<'_>, mode: CacheMode) -> Result<(), OrderRefusal> {
+        if self.state != State::Ready {
+            return Err(OrderRefusal::NotOpen);
+        }
+        self.mode = mode;
+        // What is dirty until now may be durable on flash only, also if the disk has it.
+        self.keeps_dirty = mode.is_write_back() || self.cleaner.dirty_pages() > 0;
+        self.heading.header.write_back = self.keeps_dirty;
+        self.must_head(cx);
+        if !mode.is_write_back() {
+            self.clean_all(cx);
+        }
+        Ok(())
+    }
+
+    /// The cache is given up: no use of the disk counts it as valid any more.
+    fn give_up_cache(&mut self, cx: &mut LayoutCx<'_>) -> Result<(), OrderRefusal> {
+        if self.state != State::Losing {
+            return Err(OrderRefusal::Busy);
+        }
+        self.cleaner.is_paused = true;
+        self.gives_up = true;
+        self.go_through(cx);
+        Ok(())
+    }
+
+    /// Sends everything to the disk, once the cleaner has nothing there any more: its bytes are older than what follows.
+    fn go_through(&mut self, cx: &mut LayoutCx<'_>) {
+        if !self.gives_up || self.state != State::Losing || !self.cleaner.is_idle() {
+            return;
+        }
+        self.state = State::Through;
+        self.rescue_stranded(cx);
+        for op in core::mem::take(&mut self.stranded_ops) {
+            self.strand_op(cx, op);
+        }
+        for op in core::mem::take(&mut self.held) {
+            self.modify_locked(cx, op);
+        }
+    }
+}
+
+impl Layout for Cache {
+    fn name(&self) -> &'static str {
+        "cache"
+    }
+
+    fn open(&mut self, cx: &mut LayoutCx<'_>, _usable: u32, _fresh: bool) {
+        self.begin_opening(cx);
+    }
+
+    fn map(&mut self, cx: &mut LayoutCx<'_>, io: &LayoutIo) -> Mapped {
+        self.cleaner.busy_at = cx.now();
+        if self.state == State::Through {
+            return Mapped::One {
+                target: BACKING,
+                offset: io.offset,
+            };
+        }
+        match io.op {
+            RequestOp::Read => self.take_read(cx, io),
+            RequestOp::Flush => self.take_flush(cx, io),
+            RequestOp::Extents if self.keeps_dirty && self.cleaner.dirty_pages() > 0 => {
+                self.take_extents(cx, io)
+            }
+            op if op.modifies() => self.take_modifying(cx, io),
+            _ => Mapped::One {
+                target: BACKING,
+                offset: io.offset,
+            },
+        }
+    }
+
+    fn done(&mut self, cx: &mut LayoutCx<'_>, tag: u64, outcome: Outcome) {
+        let (target, aux, number) = untag(tag);
+        match tag & KIND {
+            READ => self.piece_read(cx, number, target, outcome),
+            EDGE => self.edge_read(cx, number, target, aux, outcome),
+            DATA => self.data_written(cx, number, target, outcome),
+            BACK => self.part_on_disk(cx, number, outcome),
+            DIRECT => self.direct_done(cx, number, outcome),
+            EXTENTS => self.extents_done(cx, number, (target, aux.1), outcome),
+            AROUND => self.around_done(cx, number, outcome),
+            FLUSH => self.flush_done(cx, number, outcome),
+            CLEAN_READ => self.dirty_read(cx, number, target, outcome),
+            CLEAN_WRITE => self.dirty_written(cx, number, outcome),
+            _ => unreachable!("the cache issues no other I/O"),
+        }
+    }
+
+    fn block_done(&mut self, cx: &mut LayoutCx<'_>, tag: u64, outcome: BlockOutcome) {
+        let (device, _, number) = untag(tag);
+        match tag & KIND {
+            OPEN_HEADER => self.header_read(cx, device, outcome),
+            OPEN_JOURNAL => self.journal_read(cx, number, outcome),
+            HEADER => self.header_done(cx, device, outcome.map(|_| ())),
+            _ if self.is_mending() => self.mended(cx, device, outcome.map(|_| ())),
+            _ => self.journal_done(cx, device, outcome.map(|_| ())),
+        }
+    }
+
+    fn summed(&mut self, cx: &mut LayoutCx<'_>, tag: u64, sum: u32) {
+        let (target, aux, number) = untag(tag);
+        match tag & KIND {
+            READ_SUM => self.piece_summed(cx, number, aux.0, sum),
+            EDGE_SUM => self.edge_summed(cx, number, target, aux, sum),
+            PART_SUM => self.part_summed(cx, number, aux.0, sum),
+            _ => self.dirty_summed(cx, number, aux.0, sum),
+        }
+    }
+
+    fn arena_ready(&mut self, cx: &mut LayoutCx<'_>) {
+        self.feed_hungry(cx);
+        self.feed_hungry_reads(cx);
+        self.advance_cleaner(cx);
+    }
+
+    fn deadline(&self) -> Option<Time> {
+        if self.state != State::Ready {
+            return None;
+        }
+        [self.journal.deadline(), self.cleaner.deadline()]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    fn tick(&mut self, cx: &mut LayoutCx<'_>) {
+        self.tick_cleaner(cx);
+        self.advance_journal(cx);
+    }
+
+    fn order(
+        &mut self,
+        cx: &mut LayoutCx<'_>,
+        order: LayoutOrder,
+    ) -> Result<Ordered, OrderRefusal> {
+        match order {
+            LayoutOrder::CleanCache => {
+                if self.state != State::Ready {
+                    return Err(OrderRefusal::NotOpen);
+                }
+                self.clean_all(cx);
+            }
+            LayoutOrder::CacheMode(mode) => self.set_mode(cx, mode)?,
+            LayoutOrder::GiveUpCache => self.give_up_cache(cx)?,
+            _ => return Err(OrderRefusal::NotRedundant),
+        }
+        Ok(Ordered::Now)
+    }
+
+    fn report(&self, _members: &mut Vec<MemberReport>) {}
+
+    fn cached(&self) -> Option<CacheReport> {
+        Some(CacheReport {
+            mode: self.mode,
+            in_use: self.state == State::Ready,
+            devices: self.in_sync >> 1,
+            pages: self.map.len(),
+            free: self.map.free_count(),
+            dirty: self.cleaner.dirty_pages() as u64,
+            hits: self.hits,
+            misses: self.misses,
+            fills: self.fills,
+            read_faults: self.read_faults,
+            flash_bytes: self.flash_bytes,
+        })
+    }
+
+    fn pause(&mut self, _cx: &mut LayoutCx<'_>) {
+        self.cleaner.is_paused = true;
+    }
+
+    fn close(&mut self, cx: &mut LayoutCx<'_>) {
+        self.closing = true;
+        self.cleaner.is_paused = true;
+        self.hasten();
+        self.advance_journal(cx);
+    }
+}
+
+const _: () = assert!(BLOCK as u64 == CACHE_BLOCK && PAGE == BLOCKS as u64 * CACHE_BLOCK);

@@ -27,6 +27,7 @@
 //! # Source
 //! md's write-intent bitmap and event counter; DRBD's activity log and generation identifiers.
 
+use super::slots::Slots;
 use super::{
     BlockOutcome, DropCause, Layout, LayoutCx, LayoutIo, LayoutNotice, LayoutOrder, Map,
     MemberReport, MemberState, Members, OnLoss, OrderRefusal, Ordered, ScrubReport, Target,
@@ -43,7 +44,6 @@ use open::{Opening, Readmission};
 use ops::{Op, Piece};
 use records::{Hot, Records};
 use scrub::Scrub;
-use slots::Slots;
 use state::Syncing;
 
 mod copier;
@@ -53,7 +53,6 @@ mod ops;
 mod orders;
 mod records;
 mod scrub;
-mod slots;
 pub mod state;
 
 /// The most members.
@@ -472,6 +471,9 @@ impl Layout for Mirror {
             LayoutOrder::StopScrub => {
                 self.end_scrub(cx);
                 Ok(Ordered::Now)
+            }
+            LayoutOrder::CleanCache | LayoutOrder::GiveUpCache | LayoutOrder::CacheMode(_) => {
+                Err(OrderRefusal::NotRedundant)
             }
             LayoutOrder::Rate(rate) => {
                 self.rate = rate;

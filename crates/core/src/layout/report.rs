@@ -2,6 +2,7 @@
 //!
 //! Plain values between the layouts and the daemon. Members are named by their place in the disk's layout.
 
+use super::cache::CacheMode;
 use super::{LayoutSpec, OnLoss, Target};
 use crate::request::Fault;
 use crate::units::Span;
@@ -18,6 +19,35 @@ pub struct LayoutReport {
     pub scrub: Option<ScrubReport>,
     /// Whether guests' I/O waits because a mirror has lost every member in sync ([`OnLoss::Wait`]).
     pub waiting: bool,
+    /// The flash cache above it, if there is one.
+    pub cache: Option<CacheReport>,
+}
+
+/// The state of a disk's flash cache. Counts are since the disk was attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheReport {
+    /// When writes are answered.
+    pub mode: CacheMode,
+    /// Whether it is used: not if its devices have failed.
+    pub in_use: bool,
+    /// Devices that have everything, one bit each.
+    pub devices: u32,
+    /// Pages that fit.
+    pub pages: u32,
+    /// Pages that are free.
+    pub free: u32,
+    /// Pages with blocks that the disk may not have durably.
+    pub dirty: u64,
+    /// Pages of reads that were on flash, all of them.
+    pub hits: u64,
+    /// Pages of reads that were not.
+    pub misses: u64,
+    /// Pages that were brought in by reads.
+    pub fills: u64,
+    /// Reads of flash that failed.
+    pub read_faults: u64,
+    /// Bytes that were written to flash, on all devices, with the journal.
+    pub flash_bytes: u64,
 }
 
 /// The state of one member.
@@ -89,6 +119,13 @@ pub enum LayoutOrder {
     StopScrub,
     /// Bytes a second that are copied in the background at most; 0 for as many as possible.
     Rate(u64),
+    /// Bring everything that only the cache has to the disk.
+    CleanCache,
+    /// Answer writes in this mode from now on. The disk's descriptor says so before a cache begins to write back, and
+    /// afterwards once it has ended and everything is clean.
+    CacheMode(CacheMode),
+    /// Do without the cache: no use of the disk counts it as valid any more.
+    GiveUpCache,
 }
 
 /// When an order that is not refused is answered.
@@ -188,4 +225,21 @@ pub enum LayoutNotice {
     Waiting,
     /// One of them is back: guests' I/O goes on.
     Resumed,
+    /// The disk has everything that the cache has, but for so many pages.
+    CacheCleaned {
+        /// Pages whose bytes are not as they were written.
+        left: u64,
+    },
+    /// A page that only the cache has is not as it was written.
+    CacheCorrupt {
+        /// Where it is on the disk, in bytes.
+        offset: u64,
+    },
+    /// No device of the cache is left.
+    CacheLost {
+        /// Why.
+        fault: Fault,
+        /// Pages that the disk does not have.
+        dirty: u64,
+    },
 }

@@ -13,6 +13,7 @@
 //!                                      └──> node 2 mirror ──> targets 2, 3
 //! ```
 
+use super::cache::{Cache, CacheSetup};
 use super::mirror::Mirror;
 use super::stripe::Stripe;
 use super::{
@@ -99,6 +100,8 @@ pub(crate) enum Below {
     Nodes(u8),
     /// The disk's targets, from this one on.
     Targets(u8),
+    /// Of a cache: the layout below it, or target 0, and then the disk's targets from this one on.
+    Cached { node: Option<u8>, flash: u8 },
 }
 
 /// The I/Os of one target.
@@ -150,6 +153,40 @@ enum Found {
     Refused(Refusal),
 }
 
+/// The layouts of a disk that is not plain. The first one becomes this node.
+fn layouts(spec: LayoutSpec, members: &Members, base: u8) -> Vec<Node> {
+    let count = place(members.count);
+    let mirror = |first: u8, count, size| {
+        let mirror = Mirror::new(members, count, size);
+        Box::new(mirror.without(members.without >> first)) as Box<dyn Layout>
+    };
+    match spec {
+        LayoutSpec::Plain => Vec::new(),
+        LayoutSpec::Stripe { chunk } => vec![Node {
+            layout: Box::new(Stripe::new(count, chunk)),
+            below: Below::Targets(0),
+        }],
+        LayoutSpec::Mirror => vec![Node {
+            layout: mirror(0, count, members.size),
+            below: Below::Targets(0),
+        }],
+        LayoutSpec::MirrorStripe { chunk } => {
+            let columns = count / 2;
+            let top = Node {
+                layout: Box::new(Stripe::new(columns, chunk)),
+                below: Below::Nodes(base + 1),
+            };
+            let pair = |column| Node {
+                layout: mirror(2 * column, 2, members.size / u64::from(columns)),
+                below: Below::Targets(2 * column),
+            };
+            core::iter::once(top)
+                .chain((0..columns).map(pair))
+                .collect()
+        }
+    }
+}
+
 impl Tree {
     /// The tree of a layout; `None` for a plain disk.
     ///
@@ -157,37 +194,37 @@ impl Tree {
     /// If the layout does not work with so many members ([`LayoutSpec::check`]); the plan refuses that before.
     pub fn build(spec: LayoutSpec, members: Members) -> Option<Tree> {
         assert_eq!(spec.check(members.count), Ok(()), "checked before");
-        let count = u8::try_from(members.count).expect("at most MAX_TARGETS");
-        let mirror = |first: u8, count, size| {
-            let mirror = Mirror::new(&members, count, size);
-            Box::new(mirror.without(members.without >> first)) as Box<dyn Layout>
+        if spec.is_plain() {
+            return None;
+        }
+        Some(Tree::of(spec, members, true, layouts(spec, &members, 0)))
+    }
+
+    /// The same with a cache above it, also for a plain disk. The targets of the cache's devices follow the members.
+    ///
+    /// # Panics
+    /// As [`Tree::build`].
+    pub fn cached(spec: LayoutSpec, members: Members, cache: CacheSetup) -> Tree {
+        assert_eq!(spec.check(members.count), Ok(()), "checked before");
+        let members = Members {
+            data_at: if spec.is_plain() { 0 } else { members.data_at },
+            ..members
         };
-        let nodes = match spec {
-            LayoutSpec::Plain => return None,
-            LayoutSpec::Stripe { chunk } => vec![Node {
-                layout: Box::new(Stripe::new(count, chunk)),
-                below: Below::Targets(0),
-            }],
-            LayoutSpec::Mirror => vec![Node {
-                layout: mirror(0, count, members.size),
-                below: Below::Targets(0),
-            }],
-            LayoutSpec::MirrorStripe { chunk } => {
-                let columns = count / 2;
-                let top = Node {
-                    layout: Box::new(Stripe::new(columns, chunk)),
-                    below: Below::Nodes(1),
-                };
-                let pair = |column| Node {
-                    layout: mirror(2 * column, 2, members.size / u64::from(columns)),
-                    below: Below::Targets(2 * column),
-                };
-                core::iter::once(top)
-                    .chain((0..columns).map(pair))
-                    .collect()
-            }
+        let devices = usize::from(cache.devices);
+        let below = Below::Cached {
+            node: (!spec.is_plain()).then_some(1),
+            flash: place(members.count),
         };
-        Some(Tree::of(spec, members, true, nodes))
+        let mut nodes = vec![Node {
+            layout: Box::new(Cache::new(cache)),
+            below,
+        }];
+        if !spec.is_plain() {
+            nodes.extend(layouts(spec, &members, 1));
+        }
+        let mut tree = Tree::of(spec, members, !spec.is_plain(), nodes);
+        tree.loads.resize(members.count + devices, Load::default());
+        tree
     }
 
     /// The tree of a plain disk that moves from target 0 to target 1. Both are as large as the disk.
@@ -222,7 +259,14 @@ impl Tree {
 
     /// How many targets it has.
     pub fn targets(&self) -> usize {
-        self.members.count
+        self.loads.len()
+    }
+
+    /// The node of the cache, if there is one: it is the first.
+    fn cache(&self) -> Option<u8> {
+        let first = self.nodes.first();
+        let cached = first.is_some_and(|node| matches!(node.below, Below::Cached { .. }));
+        cached.then_some(0)
     }
 
     /// The layouts of the tree whose targets are the disk's, with the first of them.
@@ -230,12 +274,18 @@ impl Tree {
         let nodes = self.nodes.iter().enumerate();
         nodes.filter_map(|(node, at)| match at.below {
             Below::Targets(first) => Some((node, first)),
-            Below::Nodes(_) => None,
+            Below::Nodes(_) | Below::Cached { .. } => None,
         })
     }
 
     /// The layout above a target, and what that calls the target.
     fn above(&self, target: Target) -> (usize, Target) {
+        if let Some(cache) = self.cache()
+            && let own = self.own_target(cache, target)
+            && (own.0 > 0 || self.spec.is_plain())
+        {
+            return (usize::from(cache), own);
+        }
         let leaf = self.leaves().filter(|(_, first)| *first <= target.0).last();
         let (node, first) = leaf.expect("every target is below a layout");
         (node, Target(target.0 - first))
@@ -246,6 +296,8 @@ impl Tree {
         match self.nodes[usize::from(node)].below {
             Below::Targets(first) => Ok(Target(first + target.0)),
             Below::Nodes(first) => Err(first + target.0),
+            Below::Cached { node, .. } if target.0 == 0 => node.map_or(Ok(target), Err),
+            Below::Cached { flash, .. } => Ok(Target(flash + target.0 - 1)),
         }
     }
 
@@ -262,12 +314,17 @@ impl Tree {
         match self.nodes[usize::from(node)].below {
             Below::Targets(first) => Target(target.0 - first),
             Below::Nodes(_) => target,
+            Below::Cached { flash, .. } if target.0 >= flash => Target(target.0 - flash + 1),
+            Below::Cached { .. } => Target(0),
         }
     }
 
-    /// Where the disk's bytes begin on each target.
-    pub(crate) fn data_at(&self) -> u64 {
-        self.members.data_at
+    /// Where the disk's bytes begin on a target. A cache names its devices' bytes from their beginning.
+    pub(crate) fn data_at(&self, target: Target) -> u64 {
+        match usize::from(target.0) < self.members.count {
+            true => self.members.data_at,
+            false => 0,
+        }
     }
 
     /// A layout, and the context of one of its hooks.
@@ -282,6 +339,8 @@ impl Tree {
         let at = &mut self.nodes[usize::from(node)];
         let loads = match at.below {
             Below::Targets(first) => &self.loads[usize::from(first)..],
+            // What stands for the disk below it is one of its members.
+            Below::Cached { flash, .. } => &self.loads[usize::from(flash) - 1..],
             Below::Nodes(_) => &[],
         };
         let cx = LayoutCx {
@@ -321,7 +380,7 @@ impl Tree {
 
     /// Whether it ever has deadlines.
     pub(crate) fn is_timed(&self) -> bool {
-        self.spec.is_redundant() || !self.labelled
+        self.spec.is_redundant() || !self.labelled || self.cache().is_some()
     }
 
     /// The next time at which a layout needs its tick or a target counts as hung.
@@ -473,7 +532,7 @@ impl Tree {
         let usable = |target: usize| fresh || matches!(found[target], Found::Ours { .. });
         let masks: Vec<u32> = (0..self.nodes.len())
             .map(|node| match self.nodes[node].below {
-                Below::Nodes(_) => u32::MAX,
+                Below::Nodes(_) | Below::Cached { .. } => u32::MAX,
                 Below::Targets(first) => (usize::from(first)..found.len())
                     .filter(|target| usable(*target))
                     .map(|target| 1 << (target - usize::from(first)))
@@ -515,7 +574,9 @@ impl Tree {
         };
         if let Err(own) = own {
             let own = match own {
-                Refusal::Missing(target) if found[usize::from(target.0)] == Found::Blank => {
+                Refusal::Missing(target)
+                    if found.get(usize::from(target.0)) == Some(&Found::Blank) =>
+                {
                     Refusal::Blank(target)
                 }
                 own => own,
@@ -580,7 +641,10 @@ impl Tree {
             LayoutNotice::Scrubbed(_)
             | LayoutNotice::Lost
             | LayoutNotice::Waiting
-            | LayoutNotice::Resumed => notice,
+            | LayoutNotice::Resumed
+            | LayoutNotice::CacheCleaned { .. }
+            | LayoutNotice::CacheCorrupt { .. }
+            | LayoutNotice::CacheLost { .. } => notice,
         }
     }
 
@@ -619,6 +683,14 @@ impl Tree {
         if !matches!(self.opening, Opening::Done) || self.relabel.is_some() {
             return Err(OrderRefusal::NotOpen);
         }
+        if let LayoutOrder::CleanCache | LayoutOrder::GiveUpCache | LayoutOrder::CacheMode(_) =
+            order
+        {
+            return match self.cache() {
+                Some(node) => self.order_node(cx, node, order),
+                None => Err(OrderRefusal::NotRedundant),
+            };
+        }
         // The members of a move have no labels, and nothing but its rate can be changed.
         if !self.labelled && !matches!(order, LayoutOrder::Rate(_)) {
             return Err(OrderRefusal::NotRedundant);
@@ -636,6 +708,9 @@ impl Tree {
             LayoutOrder::Scrub { .. }
             | LayoutOrder::StopScrub
             | LayoutOrder::OnLoss(_)
+            | LayoutOrder::CleanCache
+            | LayoutOrder::GiveUpCache
+            | LayoutOrder::CacheMode(_)
             | LayoutOrder::Rate(_) => return self.order_leaves(cx, order),
         };
         if usize::from(member.0) >= self.members.count {
@@ -674,7 +749,10 @@ impl Tree {
     /// A mirror gets a target after its last one. Nothing of it is recorded before: the disk's descriptor names it already.
     fn add_member(&mut self, cx: &mut LayoutCx<'_>) -> Result<Ordered, OrderRefusal> {
         let more = self.members.count + 1;
-        if self.spec != LayoutSpec::Mirror || self.spec.check(more).is_err() {
+        if self.spec != LayoutSpec::Mirror
+            || self.spec.check(more).is_err()
+            || self.cache().is_some()
+        {
             return Err(OrderRefusal::Fixed);
         }
         self.order_node(cx, 0, LayoutOrder::AddMember)?;
@@ -715,6 +793,7 @@ impl Tree {
             members,
             scrub,
             waiting: self.nodes.iter().any(|node| node.layout.waits()),
+            cache: self.nodes.first().and_then(|node| node.layout.cached()),
         }
     }
 }

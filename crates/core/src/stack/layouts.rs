@@ -242,7 +242,7 @@ impl StackExit<'_> {
             Ok(target) => target,
             Err(child) => return Some(child),
         };
-        (io.target, io.at, io.node) = (target, offset + tree.data_at(), node);
+        (io.target, io.at, io.node) = (target, offset + tree.data_at(target), node);
         self.offer_target(io, level);
         if io.parked.is_none() {
             tree.begun(io, self.now);
@@ -419,7 +419,7 @@ impl StackCx<'_> {
         io.outcome = Ok(());
         io.tries = io.tries.saturating_add(1);
         let (node, tries) = (io.node, io.tries);
-        let of_layout = as_seen(io, io.at - tree.data_at());
+        let of_layout = as_seen(io, io.at - tree.data_at(io.target));
         let own = tree.own_target(node, io.target);
         let (layout, mut cx) = inside.hook(&mut self.exit, node);
         let map = layout.failed(&mut cx, &of_layout, own, fault, tries);

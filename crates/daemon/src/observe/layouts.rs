@@ -152,6 +152,7 @@ mod tests {
             layout: LayoutSpec::Mirror,
             members: members.iter().map(member).collect(),
             scrub: None,
+            cache: None,
             waiting: false,
         }
     }

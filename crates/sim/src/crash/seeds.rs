@@ -2,17 +2,13 @@
 //!
 //! A run mixes overlapping requests, completions out of order, failed I/Os, changes of filters and crashes.
 
-use super::SECTOR;
 use super::choice::{Choose, RandomChoices, RecordedChoices};
 use super::explore::Failure;
 use super::world::{GuestRequest, Setup, World};
 use tidegate_core::filter::FilterSpec;
-use tidegate_core::layout::mirror::state::REGION;
 use tidegate_core::layout::{LayoutOrder, OnLoss, Target};
 use tidegate_core::request::{Fault, Flags, Op};
 
-/// Sectors of a region of a mirror's state.
-const REGION_SECTORS: u64 = REGION / SECTOR as u64;
 /// Requests under way at once, at most.
 const MOST_PENDING: usize = 8;
 
@@ -97,6 +93,8 @@ fn step(world: &mut World, choices: &mut dyn Choose, fails: u32) {
         return world.perform();
     }
     match choices.choose(64) {
+        0 if world.is_cached() => world.change_mode(),
+        1 if world.is_cached() => world.order(LayoutOrder::CleanCache),
         0 | 1 if choices.choose(4) > 0 => world.order(order(world.targets(), choices)),
         1 => world.rearrange(filters(choices.choose(4))),
         2 => drop(world.pass_time()),
@@ -111,7 +109,7 @@ fn step(world: &mut World, choices: &mut dyn Choose, fails: u32) {
             _ => {}
         },
         8..32 if world.pending() < MOST_PENDING => {
-            let request = request(world.sectors(), choices);
+            let request = request(world.sectors(), world.grain(), choices);
             match choices.choose(4) {
                 0 => world.submit_fickle(request),
                 _ => world.submit(request),
@@ -165,7 +163,8 @@ fn filters(which: u32) -> Vec<FilterSpec> {
     }
 }
 
-fn request(disk: u64, choices: &mut dyn Choose) -> GuestRequest {
+/// A request somewhere on the disk, or around multiples of so many sectors.
+fn request(disk: u64, grain: Option<u64>, choices: &mut dyn Choose) -> GuestRequest {
     let op = match choices.choose(16) {
         0..6 => Op::Write,
         6..11 => Op::Read,
@@ -178,12 +177,14 @@ fn request(disk: u64, choices: &mut dyn Choose) -> GuestRequest {
         let bound = u32::try_from(bound).expect("a simulated disk is small");
         u64::from(choices.choose(bound))
     };
-    // On a large disk, around the edges of a mirror's regions.
-    let sector = match disk > 2 * REGION_SECTORS {
-        true => within(disk / REGION_SECTORS + 1, choices) * REGION_SECTORS + within(24, choices),
-        false => within(disk, choices),
+    let sector = match grain {
+        Some(grain) => {
+            let edge = within(disk / grain + 1, choices) * grain;
+            let sector = edge + within(24, choices);
+            sector.saturating_sub(12).min(disk - 1)
+        }
+        None => within(disk, choices),
     };
-    let sector = sector.saturating_sub(if disk > 2 * REGION_SECTORS { 12 } else { 0 });
     let sectors = 1 + within((disk - sector).min(8), choices);
     let flags = match op.modifies() && choices.choose(4) == 1 {
         true => Flags::FUA,

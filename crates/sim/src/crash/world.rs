@@ -6,12 +6,15 @@
 use super::SECTOR;
 use super::choice::Choose;
 use super::history::History;
+use super::shape::Use;
 use super::store::{Defects, InFlight, Store};
 use moves::Move;
 use std::collections::{BTreeMap, VecDeque};
 use tidegate_core::block::BLOCK;
 use tidegate_core::effect::Effect;
 use tidegate_core::filter::{FilterKey, FilterSpec};
+use tidegate_core::layout::cache::{CacheMode, PAGE};
+use tidegate_core::layout::mirror::state::REGION;
 use tidegate_core::layout::{LayoutNotice, LayoutOrder, MemberState, Refusal, SLOT, Target};
 use tidegate_core::request::{Data, DiskId, Extent, ExtentKind, Fault, Flags, IoId, Op, Outcome};
 use tidegate_core::shard::{Event, Shard};
@@ -96,6 +99,12 @@ pub struct World {
     next_stamp: u64,
     next_filter: u32,
     rearranging: bool,
+    /// The use of the disk, as its descriptor says: the last one, and the one that begins.
+    used: Use,
+    /// Uses so far.
+    uses: u64,
+    /// Whether the cache was given up in this use.
+    gave_up: bool,
     /// Targets that are away since the last start, one bit each.
     away: u32,
     /// Stores that complete nothing, one bit each.
@@ -161,9 +170,10 @@ impl Formatted {
 impl World {
     /// A new disk of zeroes.
     pub fn new(setup: Setup) -> World {
-        let sectors = setup.shape.member_sectors(setup.sectors);
-        let stores = (0..setup.shape.targets()).map(|_| Store::new(sectors));
-        World::over(setup, stores.collect())
+        let sectors = |target| setup.shape.sectors_of(target, setup.sectors);
+        let stores = (0..setup.shape.targets()).map(|target| Store::new(sectors(target)));
+        let stores = stores.collect();
+        World::over(setup, stores)
     }
 
     fn over(setup: Setup, mut stores: Vec<Store>) -> World {
@@ -185,6 +195,9 @@ impl World {
             next_stamp: 0,
             next_filter: 0,
             rearranging: false,
+            used: Use::default(),
+            uses: 0,
+            gave_up: false,
             away: 0,
             hung: 0,
             failing: None,
@@ -269,6 +282,22 @@ impl World {
         self.setup.shape.targets()
     }
 
+    /// Whether it has a flash cache.
+    pub fn is_cached(&self) -> bool {
+        matches!(self.setup.shape, Shape::Cached { .. })
+    }
+
+    /// Requests are around multiples of so many sectors: the edges of a cache's pages, or of a mirror's regions.
+    pub fn grain(&self) -> Option<u64> {
+        let sector = SECTOR as u64;
+        let grain = if self.is_cached() {
+            PAGE / sector
+        } else {
+            REGION / sector
+        };
+        (self.is_cached() || self.setup.sectors > 2 * grain).then_some(grain)
+    }
+
     /// Effects that wait to be performed.
     pub fn effects(&self) -> usize {
         self.effects.len()
@@ -297,7 +326,9 @@ impl World {
         });
         let stack = Stack::new(filters.collect());
         let size = self.setup.sectors * SECTOR as u64;
-        let tree = self.setup.shape.tree(size);
+        self.used.attachments[1] = self.next_use();
+        self.gave_up = false;
+        let tree = self.setup.shape.tree(size, self.used);
         self.opened = tree.is_none().then_some(Ok(()));
         let stack = match tree {
             Some(tree) => stack.over(tree),
@@ -381,6 +412,9 @@ impl World {
             } => self.start_block(target, io, Op::Write, offset, Some(block)),
             Effect::Opened { outcome, .. } => {
                 self.note(|| format!("opened: {outcome:?}"));
+                if outcome.is_ok() {
+                    self.commit_use();
+                }
                 if self.opened.replace(outcome).is_some() {
                     self.fail("the disk has opened twice".to_owned());
                 }
@@ -431,6 +465,56 @@ impl World {
                 self.detached = true;
             }
             Effect::Wake { .. } => self.fail(format!("{effect:?} has no cause")),
+        }
+    }
+
+    /// A number for a use of the disk that no other one has.
+    fn next_use(&mut self) -> u64 {
+        self.uses += 1;
+        self.uses
+    }
+
+    /// The daemon commits another use of the disk: what flash has is void from then on.
+    pub(super) fn give_up_cache(&mut self) {
+        self.gave_up = true;
+        self.used = Use {
+            attachments: [self.next_use(), self.used.attachments[1]],
+            has_dirty: false,
+            ..self.used
+        };
+        self.order(LayoutOrder::GiveUpCache);
+    }
+
+    /// The descriptor says from now on that the disk is used.
+    fn commit_use(&mut self) {
+        if self.gave_up {
+            return;
+        }
+        self.used.attachments[0] = self.used.attachments[1];
+        if let Shape::Cached { mode, .. } = self.setup.shape {
+            let mode = *self.used.mode.get_or_insert(mode);
+            self.used.has_dirty |= mode == CacheMode::WriteBack;
+        }
+    }
+
+    /// The administrator changes the mode of the cache. The descriptor says before that it may have what the disk does not.
+    pub fn change_mode(&mut self) {
+        if self.gave_up || self.opened != Some(Ok(())) || self.detached {
+            return;
+        }
+        let mode = match self.used.mode {
+            Some(CacheMode::WriteBack) => CacheMode::WriteThrough,
+            _ => CacheMode::WriteBack,
+        };
+        self.used.mode = Some(mode);
+        self.used.has_dirty |= mode == CacheMode::WriteBack;
+        self.order(LayoutOrder::CacheMode(mode));
+    }
+
+    /// Flash has nothing any more that the disk does not have.
+    pub(super) fn cache_cleaned(&mut self) {
+        if self.used.mode == Some(CacheMode::WriteThrough) {
+            self.used.has_dirty = false;
         }
     }
 
@@ -558,7 +642,7 @@ impl World {
     /// target of a redundant disk may be away from then on.
     pub fn crash(&mut self, choices: &mut dyn Choose) {
         let targets = u32::from(self.setup.shape.targets());
-        let away = match self.setup.shape.is_redundant() && self.away == 0 {
+        let away = match self.setup.shape.may_lack_one() && self.away == 0 {
             true => choices.choose(targets + 1),
             false => 0,
         };

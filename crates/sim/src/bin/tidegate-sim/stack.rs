@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 use tidegate_core::filter::FilterSpec;
+use tidegate_core::layout::cache::CacheMode;
 use tidegate_sim::crash::explore::{Depth, Failure, explore, requests};
 use tidegate_sim::crash::seeds;
 use tidegate_sim::crash::store::Defects;
@@ -38,11 +39,9 @@ pub(crate) struct Options {
 /// No disk has that name.
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
     let tried = |name: &str| options.shape.as_ref().is_none_or(|only| only == name);
-    let mut names = SHAPES.iter().map(|(name, ..)| *name);
-    if !tried(WIDE_NAME) && !names.any(tried) {
-        let names: Vec<&str> = SHAPES.iter().map(|(name, ..)| *name).collect();
-        let names = names.join(", ");
-        return Err(format!("the disks are {names}, {WIDE_NAME}"));
+    if !DISKS.iter().any(|disk| tried(disk.name)) {
+        let names: Vec<&str> = DISKS.iter().map(|disk| disk.name).collect();
+        return Err(format!("the disks are {}", names.join(", ")));
     }
     Ok(match options.seed {
         Some(seed) => random(options, seed, tried),
@@ -50,27 +49,65 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     })
 }
 
-/// The disks that are tried, by name, and where their first chunk ends.
-const SHAPES: [(&str, Shape, u64); 8] = [
-    ("plain", Shape::Plain, 1),
-    ("movable", Shape::Movable, 1),
-    ("stripe of 2", Shape::Stripe { targets: 2 }, 8),
-    ("stripe of 3", Shape::Stripe { targets: 3 }, 8),
-    ("stripe of 4", Shape::Stripe { targets: 4 }, 8),
-    ("mirror of 2", Shape::Mirror { members: 2 }, 1),
-    ("mirror of 3", Shape::Mirror { members: 3 }, 1),
-    ("mirror+stripe of 4", Shape::MirrorStripe { members: 4 }, 8),
-];
-/// Sectors of a disk.
-const SECTORS: u64 = 96;
+/// A disk that is tried.
+struct Disk {
+    name: &'static str,
+    shape: Shape,
+    sectors: u64,
+    /// The sector around which short workloads are enumerated, if they are: a chunk or a page ends there.
+    edge: Option<u64>,
+}
+
+/// Sectors of a small disk.
+const SMALL: u64 = 96;
 /// Sectors of a disk of several regions of a mirror's state: two regions and a part of a third.
 const WIDE: u64 = 2 * 2048 + 64;
-const WIDE_NAME: &str = "wide mirror of 2";
+/// Sectors of a disk with a cache: five pages and a part of a block.
+const PAGES: u64 = 5 * 128 + 3;
 
-fn setup(shape: Shape, sectors: u64) -> Setup {
-    Setup {
+const fn small(name: &'static str, shape: Shape, edge: u64) -> Disk {
+    Disk {
+        name,
         shape,
-        sectors,
+        sectors: SMALL,
+        edge: Some(edge),
+    }
+}
+
+const fn cached(name: &'static str, devices: u8, mode: CacheMode) -> Disk {
+    Disk {
+        name,
+        shape: Shape::Cached { devices, mode },
+        sectors: PAGES,
+        edge: Some(128),
+    }
+}
+
+const DISKS: [Disk; 13] = [
+    small("plain", Shape::Plain, 1),
+    small("movable", Shape::Movable, 1),
+    small("stripe of 2", Shape::Stripe { targets: 2 }, 8),
+    small("stripe of 3", Shape::Stripe { targets: 3 }, 8),
+    small("stripe of 4", Shape::Stripe { targets: 4 }, 8),
+    small("mirror of 2", Shape::Mirror { members: 2 }, 1),
+    small("mirror of 3", Shape::Mirror { members: 3 }, 1),
+    small("mirror+stripe of 4", Shape::MirrorStripe { members: 4 }, 8),
+    Disk {
+        name: "wide mirror of 2",
+        shape: Shape::Mirror { members: 2 },
+        sectors: WIDE,
+        edge: None,
+    },
+    cached("write-through", 1, CacheMode::WriteThrough),
+    cached("write-through on 2", 2, CacheMode::WriteThrough),
+    cached("write-back", 1, CacheMode::WriteBack),
+    cached("write-back on 2", 2, CacheMode::WriteBack),
+];
+
+fn setup(disk: &Disk) -> Setup {
+    Setup {
+        shape: disk.shape,
+        sectors: disk.sectors,
         filters: vec![FilterSpec::Stats],
         defects: Defects::default(),
     }
@@ -81,14 +118,15 @@ fn enumerate(options: &Options, tried: impl Fn(&str) -> bool) -> bool {
         runs: options.runs.unwrap_or(DEPTH.runs),
         ..DEPTH
     };
-    let mut shapes = SHAPES.iter().filter(|(name, ..)| tried(name));
-    shapes.all(|(name, shape, edge)| {
+    let mut disks = DISKS.iter().filter(|disk| tried(disk.name));
+    disks.all(|disk| {
+        let Some(edge) = disk.edge else { return true };
         let began = Instant::now();
-        let found = explore(&setup(*shape, SECTORS), &requests(edge - 1), depth);
+        let found = explore(&setup(disk), &requests(edge - 1), depth);
         let seconds = began.elapsed().as_secs_f64();
         println!(
-            "{name}: {} workloads of up to {} requests ({} sampled), {} runs, {seconds:.1} s",
-            found.workloads, DEPTH.longest, found.sampled, found.runs
+            "{}: {} workloads of up to {} requests ({} sampled), {} runs, {seconds:.1} s",
+            disk.name, found.workloads, DEPTH.longest, found.sampled, found.runs
         );
         let failure = found.failure.as_ref();
         failure.is_none_or(|failure| breach("cargo xtask sim --stack", failure))
@@ -108,13 +146,11 @@ fn random(options: &Options, first: u64, tried: impl Fn(&str) -> bool) -> bool {
         if options.swarm.is_some_and(|most| began.elapsed() > most) {
             break;
         }
-        let small = SHAPES.map(|(name, shape, _)| (name, setup(shape, SECTORS)));
-        let wide = (WIDE_NAME, setup(SHAPES[5].1, WIDE));
-        let disks = small.into_iter().chain([wide]);
-        for (name, setup) in disks.filter(|(name, _)| tried(name)) {
-            match seeds::run(&setup, seed, STEPS) {
+        for disk in DISKS.iter().filter(|disk| tried(disk.name)) {
+            match seeds::run(&setup(disk), seed, STEPS) {
                 Ok(completed) => (runs, ios) = (runs + 1, ios + completed),
                 Err(failure) => {
+                    let name = disk.name;
                     println!("{name}:");
                     let command = format!("cargo xtask sim --stack --seed {seed} --shape '{name}'");
                     return breach(&command, &failure);

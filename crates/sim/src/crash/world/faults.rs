@@ -1,9 +1,10 @@
 //! Faults of a simulated disk's stores, and time: I/Os that fail by plan, stores that hang, deadlines that pass.
 
 use super::{ENOUGH, World};
+use crate::crash::SECTOR;
 use crate::crash::store::Store;
 use std::collections::BTreeSet;
-use tidegate_core::request::Fault;
+use tidegate_core::request::{Fault, Op};
 use tidegate_core::shard::Event;
 
 /// I/Os that are to fail.
@@ -69,6 +70,29 @@ impl World {
     pub fn put_back(&mut self, store: usize, copy: Store) {
         self.note(|| format!("store {store} is an old copy of itself"));
         self.stores[store] = copy;
+    }
+
+    /// Bits of a sector decay on a store.
+    pub fn damage(&mut self, store: usize, sector: u64) {
+        self.note(|| format!("sector {sector} of store {store} decays"));
+        let mut bytes = [0; SECTOR];
+        let offset = sector * SECTOR as u64;
+        self.stores[store].read(offset, &mut bytes);
+        bytes.iter_mut().for_each(|byte| *byte = !*byte);
+        self.stores[store].write(offset, &bytes, true);
+        self.note_fault(1 << store);
+    }
+
+    /// The administrator gives up a device of the cache that is away, from the next start on.
+    pub fn do_without(&mut self, target: usize) {
+        self.note(|| format!("target {target} is given up"));
+        self.used.without = 1 << (target - 1);
+    }
+
+    /// What an I/O is that a store has: its target, operation and offset.
+    pub fn io(&self, which: usize) -> (usize, Op, u64) {
+        let started = &self.in_flight[which];
+        (started.target, started.op, started.offset)
     }
 
     /// Targets that are away come back, and nothing fails any more.

@@ -102,7 +102,7 @@ impl World {
         self.note(|| format!("answer {}: {outcome:?}", token.0));
         let few_faults = match self.setup.shape {
             Shape::Movable => self.faulty >> self.home & 1 == 0,
-            shape => self.faulty.count_ones() < 2 && shape.is_redundant(),
+            shape => !shape.may_fail(self.faulty, self.used.has_dirty),
         };
         if outcome.is_err() && few_faults && !self.detached {
             self.fail(format!(
@@ -153,6 +153,9 @@ impl World {
     pub(super) fn forgive(&mut self) {
         let quiet = self.pending.is_empty() && self.in_flight.is_empty() && self.effects.is_empty();
         let members = self.members();
+        if members.is_empty() {
+            return;
+        }
         if quiet && members.iter().all(|state| *state == MemberState::InSync) {
             self.faulty = self.away;
         }

@@ -38,6 +38,11 @@ impl World {
         self.note(|| format!("notice: {notice:?}"));
         self.lost_since_start |= notice == LayoutNotice::Lost;
         self.notices.push(notice);
+        match notice {
+            LayoutNotice::CacheLost { dirty: 0, .. } => self.give_up_cache(),
+            LayoutNotice::CacheCleaned { left: 0 } => self.cache_cleaned(),
+            _ => {}
+        }
         self.moving = match (self.moving, notice) {
             (Move::Copying, LayoutNotice::Rebuilt { .. }) => Move::Copied,
             (

@@ -43,18 +43,26 @@ impl<T> Slots<T> {
 
     /// # Panics
     /// If there is no such entry.
+    pub(super) fn peek(&self, number: u32) -> &T {
+        self.entries[number as usize]
+            .as_ref()
+            .expect("an entry is used until it is removed")
+    }
+
+    /// # Panics
+    /// If there is no such entry.
     pub(super) fn remove(&mut self, number: u32) -> T {
         let entry = self.entries[number as usize].take();
         self.free.push(number);
         entry.expect("an entry is removed once")
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.entries.len() == self.free.len()
-    }
-
     pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
         self.entries.iter().flatten()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.len() == self.free.len()
     }
 
     pub(super) fn numbers(&self) -> Vec<u32> {

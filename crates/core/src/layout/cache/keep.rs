@@ -1,0 +1,123 @@
+//! The keeper of the cache: which pages come in, and which leave to make room.
+//!
+//! The policy decides. This file asks it, and carries out what it says: a page that leaves is given up in the journal first,
+//! and its slot is free once that is durable. So some slots are always kept free.
+//!
+//! # Always true
+//! - a page leaves only if it is clean and nothing uses it
+//! - a slot that is free in the map is free in the policy
+
+use super::policy::{CANDIDATES, Params, Policy, Streams};
+use super::{Cache, PAGE};
+use crate::layout::{LayoutCx, LayoutIo};
+
+/// Slots that are kept free: one in so many.
+const FREE: u32 = 64;
+/// And at most so many.
+const FREE_MOST: u32 = 64;
+/// A write that is longer goes past the cache. Origin: chosen; it is sequential.
+const WRITE_MOST: u64 = PAGE * 16;
+
+/// See the module.
+pub(super) struct Keeper {
+    policy: Policy,
+    streams: Streams,
+}
+
+impl Keeper {
+    pub(super) fn new(slots: u32) -> Keeper {
+        Keeper {
+            policy: Policy::new(slots, CANDIDATES[0]),
+            streams: Streams::new(),
+        }
+    }
+
+    /// Decides by these parameters from now on.
+    pub(super) fn set_params(&mut self, params: Params) {
+        self.policy.set_params(params);
+    }
+}
+
+impl Cache {
+    /// A cached page was accessed.
+    pub(super) fn policy_hit(&mut self, cx: &LayoutCx<'_>, slot: u32, page: u32) {
+        let policy = &mut self.keeper.policy;
+        match policy.page(slot) {
+            Some(_) => policy.hit(slot, cx.now()),
+            // It was about to leave.
+            None => policy.insert(page, slot),
+        }
+    }
+
+    /// A page is in this slot from now on.
+    pub(super) fn policy_insert(&mut self, slot: u32, page: u32) {
+        self.keeper.policy.insert(page, slot);
+    }
+
+    /// The slot is free.
+    pub(super) fn policy_remove(&mut self, slot: u32) {
+        self.keeper.policy.remove(slot);
+    }
+
+    /// Whether a page that is not cached, or not all of it, is worth to be.
+    pub(super) fn admits(
+        &mut self,
+        cx: &LayoutCx<'_>,
+        page: u32,
+        slot: Option<u32>,
+        is_write: bool,
+    ) -> bool {
+        match slot {
+            Some(slot) => {
+                self.policy_hit(cx, slot, page);
+                true
+            }
+            None => self.keeper.policy.miss(page, cx.now(), is_write),
+        }
+    }
+
+    /// Whether a write of a page that is not cached brings it in.
+    pub(super) fn allocates(&mut self, cx: &LayoutCx<'_>, io: &LayoutIo, page: u32) -> bool {
+        let dirty = self.cleaner.dirty_pages() as u64;
+        let has_room = dirty * 10 < u64::from(self.map.len()) * 7;
+        let worth = self.mode.is_write_back() && has_room && io.len <= WRITE_MOST;
+        worth && !self.unsettled.contains_key(&page) && self.admits(cx, page, None, true)
+    }
+
+    /// Notes where a request was. Returns whether it is part of a long sequence, which does not count.
+    pub(super) fn note_stream(&mut self, offset: u64, len: u64) -> bool {
+        self.keeper.streams.access(offset, len)
+    }
+
+    /// Gives a page its slot.
+    pub(super) fn add_page(&mut self, page: u32) -> Option<u32> {
+        let slot = self.map.add(page)?;
+        self.policy_insert(slot, page);
+        Some(slot)
+    }
+
+    /// Lets pages leave, so that one that comes finds a free slot.
+    pub(super) fn make_room(&mut self, cx: &mut LayoutCx<'_>) {
+        let reserve = (self.map.len() / FREE).clamp(1, FREE_MOST);
+        if self.map.free_count() >= reserve || !self.is_writable() {
+            return;
+        }
+        // Those that are leaving are nearly free.
+        let leaving = u32::try_from(self.unsettled.len()).unwrap_or(u32::MAX);
+        let wanted = (2 * reserve - self.map.free_count()).saturating_sub(leaving);
+        for _ in 0..wanted {
+            let map = &self.map;
+            let may_leave = |slot: u32| {
+                let (valid, dirty) = map.masks(slot);
+                map.slot(slot).pins == 0 && dirty == 0 && valid != 0
+            };
+            let Some(slot) = self.keeper.policy.victim(may_leave) else {
+                break;
+            };
+            let (page, (valid, _)) = (self.map.page(slot), self.map.masks(slot));
+            self.drop_blocks(cx, page, valid);
+        }
+        self.hasten();
+        self.advance_journal(cx);
+    }
+}
