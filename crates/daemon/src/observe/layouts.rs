@@ -66,6 +66,10 @@ pub(crate) fn happening(
                 unreadable: scrub.unreadable,
             },
         ),
+        // Of a disk with a cache; none is attached yet.
+        LayoutNotice::CacheCleaned { .. }
+        | LayoutNotice::CacheCorrupt { .. }
+        | LayoutNotice::CacheLost { .. } => return None,
         LayoutNotice::ReadFailed { .. } => return None,
     })
 }

@@ -86,6 +86,7 @@ mod tests {
             members: vec![member; 2],
             scrub: None,
             waiting: true,
+            cache: None,
         };
         let places = ["a", "b"].map(|on| MemberPlace::on(on.parse().unwrap()));
         let name = "d".parse().unwrap();
