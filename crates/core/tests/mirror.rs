@@ -98,6 +98,67 @@ fn a_member_whose_state_cannot_be_read_for_long_can_be_replaced() {
     assert_eq!(world.state(1), MemberState::InSync);
 }
 
+/// A mirror of two whose member 1 was dropped, and whose state is being read to use it again.
+fn that_tries_member_1() -> World {
+    let mut world = World::new(16 * MIB, 16);
+    world.write(1, 0);
+    world.finish_on(1, Err(Fault::Io));
+    world.finish_all_on(0);
+    world.holds = vec![Target(1)];
+    world.pass(10);
+    assert_eq!(world.held.len(), 2);
+    assert!(is_relied_on(&world));
+    world
+}
+
+fn is_relied_on(world: &World) -> bool {
+    let report = world.shard.layout_report(DISK);
+    report.expect("it is attached").members[1].is_relied_on()
+}
+
+#[test]
+fn a_member_that_is_dropped_while_its_state_is_read_may_get_another_image() {
+    let mut world = that_tries_member_1();
+    assert_eq!(world.order(LayoutOrder::Drop(Target(1))), Ok(()));
+    assert!(!is_relied_on(&world));
+    // What the old image had is not what the new one has.
+    world.end_block(1, Ok(()));
+    world.end_block(1, Ok(()));
+    assert_eq!(world.rebuilds(), None);
+    assert_eq!(world.state(1), MemberState::OutOfSync);
+    world.holds.clear();
+    assert_eq!(world.order(LayoutOrder::Replace(Target(1))), Ok(()));
+    assert_eq!(world.rebuilds(), Some(16 * MIB));
+}
+
+#[test]
+fn a_state_that_the_old_image_of_a_member_returns_late_does_not_count() {
+    let mut world = that_tries_member_1();
+    assert_eq!(world.order(LayoutOrder::Drop(Target(1))), Ok(()));
+    let of_old: Vec<_> = world.held.drain(..).collect();
+    world.holds.clear();
+    assert_eq!(world.order(LayoutOrder::Replace(Target(1))), Ok(()));
+    // It fails, and is tried again.
+    world.finish_all_on(0);
+    world.finish_on(1, Err(Fault::Io));
+    world.holds = vec![Target(1)];
+    while world.held.is_empty() {
+        world.pass(1);
+    }
+    world.notices.clear();
+    for block in of_old.into_iter().rev() {
+        world.held.push_front(block);
+    }
+    for _ in 0..2 {
+        world.end_block(1, Err(Fault::Gone));
+    }
+    assert_eq!(world.notices, []);
+    for _ in 0..2 {
+        world.end_block(1, Ok(()));
+    }
+    assert_eq!(world.rebuilds(), Some(16 * MIB));
+}
+
 #[test]
 fn a_mirror_that_is_detached_is_left_without_hot_regions() {
     let mut world = World::new(16 * MIB, 16);

@@ -383,6 +383,15 @@ impl Opened {
         }
     }
 
+    /// Keeps the mark, if there is one, until the image is closed.
+    pub(crate) fn holding(self, mark: Option<impl Send + 'static>) -> Opened {
+        let image = match mark {
+            Some(mark) => self.image.holding(Box::new(mark)),
+            None => self.image,
+        };
+        Opened { image, ..self }
+    }
+
     /// Puts it under its datastore's control.
     pub(crate) fn under_control(self, under: UnderControl) -> Opened {
         Opened {

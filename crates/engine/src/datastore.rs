@@ -152,7 +152,16 @@ pub struct OpenedImage {
     /// Its datastore's control, if that is not its disk's.
     pub(crate) control: Option<UnderControl>,
     /// Dropped after the image.
-    pub(crate) lease: Option<Lease>,
+    pub(crate) claims: Claims,
+}
+
+/// What an image holds against other users of its bytes until it is closed.
+#[derive(Default)]
+pub(crate) struct Claims {
+    /// Its lease.
+    lease: Option<Lease>,
+    /// What the program that opened it holds.
+    mark: Option<Box<dyn Send>>,
 }
 
 impl OpenedImage {
@@ -163,7 +172,7 @@ impl OpenedImage {
             condition: Arc::default(),
             is_zero: false,
             control: None,
-            lease: None,
+            claims: Claims::default(),
         }
     }
 
@@ -195,7 +204,15 @@ impl OpenedImage {
         if let Some(fence) = lease.fence() {
             self.image = Box::new(Fenced::new(self.image, fence));
         }
-        self.lease = Some(lease);
+        self.claims.lease = Some(lease);
+        self
+    }
+
+    /// Ties the image to something that is dropped when the image is closed: I/O that it was given may change its bytes
+    /// until then.
+    #[must_use]
+    pub fn holding(mut self, mark: Box<dyn Send>) -> OpenedImage {
+        self.claims.mark = Some(mark);
         self
     }
 }

@@ -362,6 +362,7 @@ fn past_failures_of_the_data_path_stay_repaired() {
         let (shape, sectors) = match word("shape").as_str() {
             "mirror of 2" => (Shape::Mirror { members: 2 }, SECTORS),
             "wide mirror of 2" => (Shape::Mirror { members: 2 }, WIDE),
+            "movable" => (Shape::Movable, SECTORS),
             other => panic!("{other} has no past failure so far"),
         };
         assert!(!word("story").trim().is_empty(), "what happened, and why");

@@ -259,8 +259,12 @@ impl Mirror {
         self.moment
     }
 
-    /// The member that the next read goes to: the least loaded one in sync, in turn.
+    /// The member that the next read goes to: the least loaded one in sync, in turn. In a move it is the leader: the other
+    /// one may have a write that the leader fails, and is dropped then with what was read from it.
     fn reader(&mut self, cx: &LayoutCx<'_>) -> Target {
+        if !self.kept {
+            return Target(0);
+        }
         let after = (1..=self.members).map(|step| (self.last_read + step) % self.members);
         let in_sync = self.in_sync;
         let ready = after.filter(|member| in_sync >> member & 1 == 1);
@@ -360,7 +364,7 @@ impl Layout for Mirror {
         fault: Fault,
         tries: u8,
     ) -> Map {
-        if matches!(fault, Fault::Invalid | Fault::Unsupported) {
+        if matches!(fault, Fault::Invalid | Fault::Unsupported) || !self.kept {
             return Map::Done(Err(fault));
         }
         let member = target;
@@ -372,7 +376,7 @@ impl Layout for Mirror {
             };
         }
         let bit = 1 << member.0;
-        if fault == Fault::Gone && !self.leads(bit) && self.can_spare(bit) {
+        if fault == Fault::Gone && self.can_spare(bit) {
             self.drop_members(cx, 1 << member.0, fault);
             self.record(cx);
         } else {
@@ -497,6 +501,7 @@ impl Layout for Mirror {
             let copier = self.copier.as_ref().filter(|_| rebuilding);
             members.push(MemberReport {
                 state,
+                is_tried: self.readmission.is_trying(member),
                 in_flight: 0,
                 faults: 0,
                 copied: copier.map_or(0, |copier| copier.copied),

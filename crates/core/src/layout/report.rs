@@ -55,6 +55,8 @@ pub struct CacheReport {
 pub struct MemberReport {
     /// Its state.
     pub state: MemberState,
+    /// Whether the mirror reads now what it has, to use it again.
+    pub is_tried: bool,
     /// I/Os that it has in flight.
     pub in_flight: u32,
     /// I/Os of it that have failed since the disk was attached.
@@ -63,6 +65,13 @@ pub struct MemberReport {
     pub copied: u64,
     /// While it is rebuilt: bytes to copy in all.
     pub to_copy: u64,
+}
+
+impl MemberReport {
+    /// Whether its mirror relies on the image that it has: the image must not be exchanged for another one then.
+    pub fn is_relied_on(&self) -> bool {
+        self.is_tried || self.state != MemberState::OutOfSync
+    }
 }
 
 /// Whether a member has all bytes.

@@ -220,6 +220,7 @@ impl Layout for Stripe {
     fn report(&self, members: &mut alloc::vec::Vec<MemberReport>) {
         members.extend(self.all().map(|_| MemberReport {
             state: MemberState::InSync,
+            is_tried: false,
             in_flight: 0,
             faults: 0,
             copied: 0,

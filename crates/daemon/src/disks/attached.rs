@@ -32,7 +32,6 @@ use vhost_listener::VhostListener;
 
 pub(crate) mod vhost_listener;
 use crate::disks::counters::{ClientCounts, DiskCounters};
-use crate::disks::upstream_exports::ExportInUse;
 use crate::os_error::{self, Outcome};
 
 /// One attached disk.
@@ -53,9 +52,6 @@ pub(crate) struct Attached {
 /// What an open member uses. Dropping it may take as long as the other hosts need to be told.
 pub(crate) struct MemberUse {
     pub(crate) member: usize,
-    /// Marks its export as in use, if it is one. Kept to be dropped.
-    #[expect(dead_code, reason = "dropped when the member is not used any more")]
-    pub(crate) export: Option<ExportInUse>,
     /// Its datastore's control.
     pub(crate) in_use: InUse,
 }

@@ -68,6 +68,13 @@ impl UpstreamExports {
         let other = others.find(|other| other.uri == uri && !(other.read_only && read_only));
         if let Some(Export { disk: other, .. }) = other {
             let what = format!("disk {disk} may not use {text}");
+            if other == disk {
+                return Err(Problem::new(ProblemCode::Busy, what)
+                    .because(
+                        "the disk uses it already, or has sent it requests that have not ended",
+                    )
+                    .remedy("try again when its server has answered them"));
+            }
             return Err(Problem::new(ProblemCode::Busy, what)
                 .because(format!("disk {other} is attached, and uses the same export"))
                 .remedy(format!(
@@ -125,6 +132,8 @@ mod tests {
             assert!(refused.to_string().contains("disk a is attached"));
             assert!(refused.remedy.unwrap().contains("tidegate disk detach a"));
         }
+        let own = enter("a", "nbd://host/x", false).unwrap_err();
+        assert!(own.to_string().contains("have not ended"), "{own}");
         let _other = enter("c", "nbd://host/y", false).unwrap();
         drop(first);
         let _reader = enter("a", "nbd://host/x", true).unwrap();

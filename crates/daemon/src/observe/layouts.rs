@@ -147,6 +147,7 @@ mod tests {
     fn report(members: &[(MemberState, u32)]) -> LayoutReport {
         let member = |&(state, in_flight): &(MemberState, u32)| MemberReport {
             state,
+            is_tried: false,
             in_flight,
             faults: 0,
             copied: 1 << 20,

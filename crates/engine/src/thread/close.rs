@@ -4,18 +4,17 @@
 //! an I/O thread this would delay all its disks.
 //!
 //! # Always true
-//! - each image, then its lease, are released before the command is answered: the image may be opened again at once
+//! - each image, then its lease and other claims, are released before the command is answered: the image may be opened again at once
 
 use super::{OnDetached, Reply};
 use crate::blocking::Task;
-use crate::datastore::{Image, OpenedImage};
-use crate::lease::Lease;
+use crate::datastore::{Claims, Image, OpenedImage};
 use std::io;
 
 /// An image whose operations have all ended.
 pub(super) struct ClosedImage {
     pub(super) image: Box<dyn Image + Send>,
-    pub(super) lease: Option<Lease>,
+    pub(super) claims: Claims,
 }
 
 impl ClosedImage {
@@ -23,7 +22,7 @@ impl ClosedImage {
     pub(super) fn of(opened: OpenedImage) -> ClosedImage {
         ClosedImage {
             image: opened.image,
-            lease: opened.lease,
+            claims: opened.claims,
         }
     }
 }
@@ -55,7 +54,7 @@ impl Task for Close {
         if let Some(parts) = self.parts.take() {
             for closed in parts.images {
                 drop(closed.image);
-                drop(closed.lease);
+                drop(closed.claims);
             }
             (parts.then)();
             let _ = parts.reply.send(Ok(()));

@@ -10,9 +10,8 @@
 //! - no job is started on an image that was replaced
 
 use super::close::ClosedImage;
-use crate::datastore::{Image, OpenedImage};
+use crate::datastore::{Claims, Image, OpenedImage};
 use crate::error::{Error, Kind, Result};
-use crate::lease::Lease;
 use crate::tag::{ImageId, MAX_IMAGES};
 use std::sync::mpsc::Sender;
 use tidegate_core::layout::Target;
@@ -23,7 +22,7 @@ pub(super) struct Member {
     pub(super) id: ImageId,
     pub(super) image: Box<dyn Image + Send>,
     /// Released after the image is closed.
-    lease: Option<Lease>,
+    claims: Claims,
 }
 
 impl Member {
@@ -31,7 +30,7 @@ impl Member {
         Member {
             id,
             image: opened.image,
-            lease: opened.lease,
+            claims: opened.claims,
         }
     }
 
@@ -39,7 +38,7 @@ impl Member {
     pub(super) fn into_closed(self) -> ClosedImage {
         ClosedImage {
             image: self.image,
-            lease: self.lease,
+            claims: self.claims,
         }
     }
 }

@@ -11,8 +11,7 @@ use crate::disk_spec::NoticeSink;
 use crate::error::{Error, Kind, Result};
 use std::sync::mpsc::Sender;
 use tidegate_core::layout::{
-    LayoutNotice, LayoutOrder, LayoutSpec, MemberState, Members, OrderRefusal, Refusal, SLOT,
-    Target, Tree,
+    LayoutNotice, LayoutOrder, LayoutSpec, Members, OrderRefusal, Refusal, SLOT, Target, Tree,
 };
 use tidegate_core::request::{Data, DiskId};
 use tidegate_core::shard::Event;
@@ -324,9 +323,8 @@ impl IoThread {
     fn is_in_use(&self, disk: DiskId, target: Target) -> bool {
         let report = self.cx.shard.layout_report(disk);
         let report = report.filter(|report| report.layout.is_redundant());
-        let state =
-            report.and_then(|report| Some(report.members.get(usize::from(target.0))?.state));
-        state.is_some_and(|state| state != MemberState::OutOfSync)
+        let member = report.and_then(|report| report.members.get(usize::from(target.0)).copied());
+        member.is_some_and(|member| member.is_relied_on())
     }
 
     /// Gives a target another image, unless a mirror takes the bytes of the old one for the disk's. The old one is closed

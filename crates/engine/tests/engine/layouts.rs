@@ -223,12 +223,18 @@ fn a_replaced_image_answers_what_it_was_asked_and_is_then_closed() {
 #[test]
 fn an_image_is_replaced_at_once_while_its_datastore_is_slow() {
     let engine = engine(1);
+    let mark = Arc::new(());
     let slow: emulated::Spec = "emulated:raid5-8x10k,size=1G,seed=3"
         .parse()
         .expect("a spec");
     let size = 1 << 30;
     let disk = engine
-        .attach(spec("disk", size), emulated::open(&slow).expect("memory"))
+        .attach(
+            spec("disk", size),
+            emulated::open(&slow)
+                .expect("memory")
+                .holding(Box::new(Arc::clone(&mark))),
+        )
         .expect("the disk attaches");
     let mut client = client(&disk);
     let read = |client: &mut Client, at: u64| client.send(Op::Read, Flags::NONE, at, 512, &[]);
@@ -244,6 +250,9 @@ fn an_image_is_replaced_at_once_while_its_datastore_is_slow() {
         let (cookie, answer) = client.next_answer().expect("the server answers");
         answer.expect("a read");
         answered.push(cookie);
+        // Nobody else may use its bytes yet.
+        let has_more = cookie == last && answered.len() <= asked.len();
+        assert!(!has_more || Arc::strong_count(&mark) == 2);
     }
     let place = answered.iter().position(|cookie| *cookie == last);
     assert!(
@@ -253,6 +262,7 @@ fn an_image_is_replaced_at_once_while_its_datastore_is_slow() {
     old.expect("it is replaced")
         .wait(PATIENCE)
         .expect("the old image is closed");
+    assert_eq!(Arc::strong_count(&mark), 1);
     disk.detach(PATIENCE).expect("the disk is detached");
 }
 

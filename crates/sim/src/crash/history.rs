@@ -7,6 +7,7 @@
 //! # Always true
 //! - A read that is answered returns a version that was visible at some time while the read was under way.
 //! - What an answered read returned is older than nothing that a later read returns.
+//!   Of a write that failed with the last member of a mirror that does not hold: another member may have had it.
 //! - After a crash the recoverable versions are visible, and no others.
 //!
 //! # Source
@@ -39,6 +40,10 @@ struct Version {
     replaces: bool,
     /// From this moment on no read may return it.
     hidden: u64,
+    /// The write that a read has seen and that is newer, if nothing else shows that this version is gone.
+    outdone_by: Option<u64>,
+    /// Whether a later read may return an older version although one has seen this.
+    fleeting: bool,
     /// Whether a crash may bring it back.
     recoverable: bool,
 }
@@ -52,6 +57,8 @@ pub enum End {
     Durable,
     /// It was a discard, or failed: it may have happened or not.
     Unknown,
+    /// It failed after a mirror had lost its last member: what a read has seen of it may be gone.
+    Lost,
 }
 
 impl History {
@@ -83,6 +90,8 @@ impl History {
                 ended: NEVER,
                 replaces: true,
                 hidden: NEVER,
+                outdone_by: None,
+                fleeting: false,
                 recoverable: true,
             }));
         }
@@ -92,13 +101,18 @@ impl History {
     /// It has ended.
     pub fn wrote(&mut self, range: Range<u64>, issued: u64, end: End) {
         let now = self.tick();
+        let happened = matches!(end, End::Done | End::Durable);
         for sector in range {
             for version in self.versions(sector) {
                 if version.issued == issued {
                     version.ended = now;
-                    version.replaces = end != End::Unknown;
-                } else if version.ended < issued && end != End::Unknown {
+                    version.replaces = happened;
+                    version.fleeting = end == End::Lost;
+                } else if end == End::Lost && version.outdone_by == Some(issued) {
+                    (version.hidden, version.outdone_by) = (NEVER, None);
+                } else if version.ended < issued && happened {
                     version.hidden = version.hidden.min(now);
+                    version.outdone_by = None;
                     version.recoverable &= end != End::Durable;
                 }
             }
@@ -140,13 +154,16 @@ impl History {
                 "sector {sector} has write {stamp}, and may have only one of {visible:?}"
             ));
         };
-        if seen.hidden == NEVER {
+        if seen.hidden == NEVER && !seen.fleeting {
+            let seen_write = seen.issued;
             // What a crash has left is durable.
             let durable = crashed > 0 && seen.ended <= crashed;
             // Whatever had ended before and is not what was seen is older.
             for version in versions {
                 if version.ended < began && version.stamp != stamp {
-                    version.hidden = version.hidden.min(now);
+                    if version.hidden == NEVER {
+                        (version.hidden, version.outdone_by) = (now, Some(seen_write));
+                    }
                     version.recoverable &= !durable;
                 }
             }
@@ -161,7 +178,8 @@ impl History {
         for versions in self.sectors.values_mut() {
             versions.retain(|version| version.recoverable);
             for version in versions {
-                version.hidden = NEVER;
+                (version.hidden, version.outdone_by) = (NEVER, None);
+                version.fleeting = false;
                 version.ended = version.ended.min(now);
                 // Only one of those that are left is there: a flush does not say which.
                 version.replaces = false;
@@ -184,6 +202,8 @@ impl History {
                 ended: 0,
                 replaces: true,
                 hidden: NEVER,
+                outdone_by: None,
+                fleeting: false,
                 recoverable: true,
             }]
         };
@@ -241,6 +261,21 @@ mod tests {
         assert!(!may_read(&mut history, 1), "but never the older one again");
         history.wrote(0..1, issued, End::Done);
         assert!(may_read(&mut history, 2));
+    }
+
+    #[test]
+    fn what_was_seen_of_a_write_that_failed_may_be_gone_only_if_no_member_is_left() {
+        for (end, may) in [(End::Unknown, false), (End::Lost, true)] {
+            let mut history = History::new();
+            written(&mut history, 1, End::Durable);
+            let issued = history.write(0..1, 2);
+            assert!(may_read(&mut history, 2));
+            history.wrote(0..1, issued, end);
+            assert!(may_read(&mut history, 2));
+            assert_eq!(may_read(&mut history, 1), may);
+            written(&mut history, 3, End::Done);
+            assert!(!may_read(&mut history, 1) && !may_read(&mut history, 2));
+        }
     }
 
     #[test]

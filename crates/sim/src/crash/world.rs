@@ -9,6 +9,7 @@ use super::history::History;
 use super::shape::Use;
 use super::store::{Defects, InFlight, Store};
 use moves::Move;
+use replacing::Replacing;
 use std::collections::{BTreeMap, VecDeque};
 use tidegate_core::block::BLOCK;
 use tidegate_core::effect::Effect;
@@ -28,6 +29,7 @@ mod faults;
 mod growth;
 mod guest;
 mod moves;
+mod replacing;
 mod verify;
 
 const DISK: DiskId = DiskId(0);
@@ -74,6 +76,8 @@ struct Started {
     bytes: Bytes,
     /// For a flush: what it covers.
     mark: u64,
+    /// The image that has it, if that was replaced since.
+    retired: Option<usize>,
 }
 
 /// The bytes of an I/O.
@@ -89,6 +93,9 @@ pub struct World {
     shard: Shard,
     /// By target.
     stores: Vec<Store>,
+    /// Images that were replaced since the last start.
+    retired: Vec<Store>,
+    replacing: Option<Replacing>,
     history: History,
     effects: VecDeque<Effect>,
     in_flight: Vec<Started>,
@@ -186,6 +193,8 @@ impl World {
         let mut world = World {
             shard: Shard::new(16),
             stores,
+            retired: Vec::new(),
+            replacing: None,
             history: History::new(),
             effects: VecDeque::new(),
             in_flight: Vec::new(),
@@ -232,6 +241,13 @@ impl World {
 
     /// Orders something of the layouts.
     pub fn order(&mut self, order: LayoutOrder) {
+        match order {
+            LayoutOrder::Replace(member) if self.setup.shape.is_redundant() => self.replace(member),
+            _ => self.order_now(order),
+        }
+    }
+
+    fn order_now(&mut self, order: LayoutOrder) {
         self.note(|| format!("order: {order:?}"));
         self.ordered += 1;
         if let LayoutOrder::Drop(target) = order {
@@ -397,6 +413,7 @@ impl World {
                     len,
                     bytes: Bytes::Memory(data),
                     mark: self.stores[target].mark(),
+                    retired: None,
                 };
                 self.in_flight.push(started);
             }
@@ -455,6 +472,7 @@ impl World {
                     Some(ordered) => self.ordered = ordered,
                     None => self.fail("an order is answered twice".to_owned()),
                 }
+                self.replacement_advances(outcome);
             }
             Effect::Held { .. } => match self.moving {
                 Move::Holding { ends } => self.moving = Move::Held { ends },
@@ -537,6 +555,7 @@ impl World {
             len: BLOCK as u64,
             bytes: Bytes::Block(block),
             mark: 0,
+            retired: None,
         });
     }
 
@@ -583,7 +602,10 @@ impl World {
     }
 
     fn apply(&mut self, started: &mut Started) {
-        let store = &mut self.stores[started.target];
+        let store = match started.retired {
+            Some(retired) => &mut self.retired[retired],
+            None => &mut self.stores[started.target],
+        };
         let fua = started.flags.has(Flags::FUA);
         let len = usize::try_from(started.len).expect("a small disk");
         let bytes = match &mut started.bytes {
@@ -662,7 +684,7 @@ impl World {
         });
         let mut in_flight: Vec<Vec<InFlight>> = self.stores.iter().map(|_| Vec::new()).collect();
         for started in std::mem::take(&mut self.in_flight) {
-            if self.away >> started.target & 1 == 1 {
+            if self.away >> started.target & 1 == 1 || started.retired.is_some() {
                 continue;
             }
             let len = usize::try_from(started.len).expect("a small disk");
@@ -683,6 +705,8 @@ impl World {
         self.effects.clear();
         self.pending.clear();
         self.memory.clear();
+        self.retired.clear();
+        self.replacing = None;
         self.rearranging = false;
         self.away = away;
         self.hung = 0;
@@ -739,6 +763,7 @@ impl World {
         self.shard = Shard::new(16);
         self.away = 0;
         (self.detached, self.moving, self.ordered) = (false, Move::None, 0);
+        self.replacing = None;
         self.attach();
     }
 }

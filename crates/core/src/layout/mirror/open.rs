@@ -58,6 +58,8 @@ pub(super) struct Readmission {
     pub(super) at: [Option<Time>; MEMBERS_MAX],
     pause: [Span; MEMBERS_MAX],
     reading: Option<Reading>,
+    /// Of the last one.
+    round: u32,
     /// The member whose label is being checked.
     labelling: Option<u8>,
     /// Members with another image than before: they get all bytes. One bit each.
@@ -67,6 +69,8 @@ pub(super) struct Readmission {
 /// A member whose state is being read.
 struct Reading {
     member: u8,
+    /// What its blocks have for a round: those of an earlier one may be of an image that was replaced.
+    round: u32,
     left: u32,
     state: Option<State>,
     fault: Option<Fault>,
@@ -85,6 +89,12 @@ impl Readmission {
     /// Whether it is not known yet if a member can be used again.
     pub(super) fn is_busy(&self) -> bool {
         self.reading.is_some() || self.labelling.is_some()
+    }
+
+    /// Whether it is being found out if this member can be used again.
+    pub(super) fn is_trying(&self, member: u8) -> bool {
+        let reading = self.reading.as_ref().map(|reading| reading.member);
+        reading == Some(member) || self.labelling == Some(member)
     }
 
     /// The member is in sync.
@@ -155,10 +165,11 @@ impl Mirror {
         member: u8,
         outcome: BlockOutcome,
     ) {
-        if number >= PROBE {
+        let kind = number % ROUND;
+        if kind >= PROBE {
             return self.probe_read(cx, member, outcome);
         }
-        if number >= READMIT {
+        if kind >= READMIT {
             return self.readmission_read(cx, number, member, outcome);
         }
         let (disk, members) = (self.disk, self.members);
@@ -430,8 +441,11 @@ impl Mirror {
                 self.readmission.later(target.0, cx.now());
                 continue;
             }
+            let round = self.readmission.round.wrapping_add(1) % ROUNDS;
+            self.readmission.round = round;
             self.readmission.reading = Some(Reading {
                 member: target.0,
+                round,
                 left: 2,
                 state: None,
                 fault: None,
@@ -439,7 +453,8 @@ impl Mirror {
             });
             for place in 0..2 {
                 let offset = Mirror::state_at(place);
-                cx.read_block(tag(STATE, READMIT + place, target), target, offset);
+                let number = round * ROUND + READMIT + place;
+                cx.read_block(tag(STATE, number, target), target, offset);
             }
         }
     }
@@ -453,7 +468,9 @@ impl Mirror {
     ) {
         let (disk, members) = (self.disk, self.members);
         let reading = self.readmission.reading.as_mut();
-        let Some(reading) = reading.filter(|reading| reading.member == member) else {
+        let own =
+            |reading: &&mut Reading| (reading.member, reading.round) == (member, number / ROUND);
+        let Some(reading) = reading.filter(own) else {
             return;
         };
         reading.left -= 1;
@@ -466,7 +483,7 @@ impl Mirror {
                 if known.as_ref().is_none_or(|k| k.sequence < state.sequence) {
                     *known = Some(state);
                     // It stays until the member has a newer one.
-                    self.records.places[usize::from(member)] = number - READMIT;
+                    self.records.places[usize::from(member)] = number % ROUND - READMIT;
                 }
             }
             Ok(None) => {}
@@ -534,6 +551,12 @@ impl Mirror {
         cx.notice(LayoutNotice::RebuildFailed { member, fault });
     }
 
+    /// The member was dropped by an order: it may get another image before its state is read.
+    pub(super) fn stop_reading(&mut self, member: u8) {
+        let reading = &mut self.readmission.reading;
+        reading.take_if(|it| it.member == member);
+    }
+
     /// The state of this member is not waited for any more.
     pub(super) fn give_up_reading(&mut self, cx: &mut LayoutCx<'_>, member: u8) {
         let reading = &mut self.readmission.reading;
@@ -564,7 +587,11 @@ impl State {
 /// have, is never taken for another.
 const LEAP: u64 = 1 << 20;
 
-/// Numbers of blocks that are read to use a member again.
+/// Numbers of the blocks of one round.
+const ROUND: u32 = 8;
+/// Rounds, until their numbers begin again.
+const ROUNDS: u32 = 1 << 28;
+/// Numbers of blocks that are read to use a member again, within their round.
 const READMIT: u32 = 2;
 /// Numbers of blocks that are read to find out whether a member is back.
 pub(super) const PROBE: u32 = 4;

@@ -73,6 +73,7 @@ impl Mirror {
             return Err(OrderRefusal::Last);
         }
         self.readmission.barred |= bit;
+        self.stop_reading(member);
         self.drop_for(cx, bit, DropCause::Ordered);
         self.record(cx);
         if self.is_drop_recorded() {

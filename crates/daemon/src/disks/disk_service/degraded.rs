@@ -76,6 +76,7 @@ mod tests {
     fn a_disk_whose_io_waits_is_a_problem_although_its_members_are_in_sync() {
         let member = MemberReport {
             state: MemberState::InSync,
+            is_tried: false,
             in_flight: 0,
             faults: 0,
             copied: 0,

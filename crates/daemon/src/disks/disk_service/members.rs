@@ -181,11 +181,10 @@ impl DiskService {
             key: plan::policy::key(member.descriptor.uuid),
             policy: self.policy(&member.descriptor)?,
         };
-        let opened = opened.under(lease).under_control(under);
+        let opened = opened.under(lease).under_control(under).holding(export);
         open.opened.push(Some(opened));
         open.uses.push(MemberUse {
             member: nth,
-            export,
             in_use,
         });
         open.found.push((nth, member.clone()));

@@ -1,6 +1,6 @@
 //! Faults of a simulated disk's stores, and time: I/Os that fail by plan, stores that hang, deadlines that pass.
 
-use super::{ENOUGH, World};
+use super::{ENOUGH, Started, World};
 use crate::crash::SECTOR;
 use crate::crash::store::Store;
 use std::collections::BTreeSet;
@@ -138,7 +138,9 @@ impl World {
         let Some((at, _)) = self.shard.deadline() else {
             return false;
         };
-        let slow = self.in_flight.iter().map(|started| started.target);
+        let current = |started: &&Started| started.retired.is_none();
+        let slow = self.in_flight.iter().filter(current);
+        let slow = slow.map(|started| started.target);
         let slow: BTreeSet<usize> = slow.collect();
         if slow.len() > 1 || !self.effects.is_empty() || self.detached {
             return false;

@@ -123,6 +123,7 @@ impl World {
         match op {
             Op::Write | Op::WriteZeroes | Op::Discard => {
                 let end = match outcome {
+                    Err(_) if self.lost_since_start => End::Lost,
                     Err(_) => End::Unknown,
                     Ok(()) if op == Op::Discard => End::Unknown,
                     Ok(()) if flags.has(Flags::FUA) => End::Durable,
