@@ -362,6 +362,7 @@ fn past_failures_of_the_data_path_stay_repaired() {
         let (shape, sectors) = match word("shape").as_str() {
             "mirror of 2" => (Shape::Mirror { members: 2 }, SECTORS),
             "wide mirror of 2" => (Shape::Mirror { members: 2 }, WIDE),
+            "mirror of 3" => (Shape::Mirror { members: 3 }, SECTORS),
             "movable" => (Shape::Movable, SECTORS),
             other => panic!("{other} has no past failure so far"),
         };

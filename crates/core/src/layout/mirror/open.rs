@@ -575,11 +575,14 @@ impl State {
         self.in_sync >> member & 1 == 0 && !rebuilt
     }
 
-    /// Whether this member went on without those of the newest state, after these had excluded it.
+    /// Whether this member went on without those of the newest state, after these had excluded it and all that it had with
+    /// it. One that they excluded later never had this state: then nothing was acknowledged with it.
     fn is_split(&self, newest: &State, member: u8) -> bool {
-        let since = newest.since[usize::from(member)];
-        let alone = self.in_sync & newest.in_sync == 0 && self.in_sync >> member & 1 == 1;
-        alone && since != 0 && self.sequence >= since
+        let excluded = |of: Target| {
+            let since = newest.since[usize::from(of.0)];
+            since != 0 && self.sequence >= since
+        };
+        self.in_sync >> member & 1 == 1 && each(self.in_sync).all(excluded)
     }
 }
 
