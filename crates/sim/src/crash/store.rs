@@ -67,6 +67,11 @@ impl Store {
         }
     }
 
+    /// A store of zeroes as large as this one.
+    pub fn blank(&self) -> Store {
+        Store::new((self.size / SECTOR) as u64)
+    }
+
     /// Reads whole sectors.
     pub fn read(&self, offset: u64, into: &mut [u8]) {
         assert!(place(offset) + into.len() <= self.size, "within the store");

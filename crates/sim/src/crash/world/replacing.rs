@@ -1,10 +1,11 @@
-//! Replacement of a simulated mirror's member, as the daemon does it: the member is dropped, and that is recorded; its image
-//! is exchanged for a blank one; then the layout is told.
+//! Replacement of a simulated mirror's member.
+//!
+//! As the daemon does it: the member is dropped, and that is recorded; its image is exchanged for a blank one; then the
+//! layout is told.
 //!
 //! The old image completes the I/O that it was given, and nothing of that reaches the new one.
 
 use super::{DISK, Started, World};
-use crate::crash::store::Store;
 use tidegate_core::effect::Effect;
 use tidegate_core::layout::{LayoutOrder, OrderRefusal, Target};
 
@@ -65,8 +66,8 @@ impl World {
             self.perform();
         }
         self.effects = others;
-        let sectors = self.setup.shape.member_sectors(self.setup.sectors);
-        let old = std::mem::replace(&mut self.stores[store], Store::new(sectors));
+        let blank = self.stores[store].blank();
+        let old = std::mem::replace(&mut self.stores[store], blank);
         let own = |started: &&mut Started| started.target == store && started.retired.is_none();
         for started in self.in_flight.iter_mut().filter(own) {
             started.retired = Some(self.retired.len());
