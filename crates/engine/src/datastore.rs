@@ -182,7 +182,7 @@ impl OpenedImage {
     }
 
     /// Records damage in `condition`.
-    fn with_condition(self, condition: Arc<Condition>) -> OpenedImage {
+    pub(crate) fn with_condition(self, condition: Arc<Condition>) -> OpenedImage {
         OpenedImage { condition, ..self }
     }
 

@@ -1,10 +1,12 @@
 //! The settings of a disk, as the daemon attaches it.
 
 use crate::control::UnderControl;
+use crate::datastore::OpenedImage;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 use tidegate_core::filter::FilterSpec;
+use tidegate_core::layout::cache::area::Area;
 use tidegate_core::layout::{LayoutNotice, LayoutSpec, MEMBER_TIMEOUT, OnLoss};
 
 /// A disk as its front ends show it.
@@ -62,6 +64,26 @@ impl Default for LayoutOptions {
             on_loss: OnLoss::Fail,
         }
     }
+}
+
+/// A disk's part of a flash cache.
+///
+/// The cache opens in write-through mode. Once the caller has recorded that this use of the disk has begun, and that the
+/// cache may have what the disk does not, it orders write-back mode.
+pub struct Flash {
+    /// Images of whole flash devices ([`SharedFile::image`](crate::datastore::dir::SharedFile::image)): one, or two with
+    /// the same bytes. `None`: away.
+    pub devices: Vec<Option<OpenedImage>>,
+    /// The cache's identity.
+    pub cache: [u8; 16],
+    /// Where the disk's part is on each device.
+    pub area: Area,
+    /// The last use of the disk that its descriptor names, and the one that begins now.
+    pub attachments: [u64; 2],
+    /// Whether the descriptor says that the cache may have what the disk does not.
+    pub has_dirty: bool,
+    /// Devices that are not used, whatever they have, one bit each: the administrator has given them up.
+    pub without: u32,
 }
 
 /// Receives a layout's notices, on the disk's I/O thread: it must return at once.

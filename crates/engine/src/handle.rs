@@ -12,7 +12,7 @@ use crate::control::{
 };
 use crate::datastore::OpenedImage;
 use crate::datastore::condition::Condition;
-use crate::disk_spec::DiskSpec;
+use crate::disk_spec::{DiskSpec, Flash};
 use crate::error::{Error, Kind, Result};
 use crate::sys::os;
 use crate::tag;
@@ -37,6 +37,7 @@ use tidegate_core::request::DiskId;
 use tidegate_core::stack::Stack;
 use tidegate_core::units::Span;
 
+mod caches;
 mod disk;
 mod members;
 mod side_file;
@@ -104,8 +105,10 @@ pub(crate) struct DiskCore {
     pub(crate) device: Arc<VhostDevice>,
     /// The I/O thread that serves it.
     thread: usize,
-    /// Of the images of its targets, in order.
+    /// Of the images of its members, in order.
     conditions: Mutex<Vec<Arc<Condition>>>,
+    /// Whether it has a flash cache, whose devices follow the members.
+    is_cached: AtomicBool,
     /// Held while the images change, which may wait for I/O in flight.
     changing_images: Mutex<()>,
     /// Whether any of its images is under control.
@@ -187,12 +190,20 @@ impl Engine {
         if spec.size != opened.info.size {
             opened.image.resized(spec.size);
         }
-        self.begin_attach(spec, vec![opened])?.finish(None)
+        self.begin_attach(spec, vec![opened], None)?.finish(None)
     }
 
     /// Sends a disk to the I/O thread with the fewest.
-    fn begin_attach(&self, mut spec: DiskSpec, mut images: Vec<OpenedImage>) -> Result<Attaching> {
+    fn begin_attach(
+        &self,
+        mut spec: DiskSpec,
+        mut images: Vec<OpenedImage>,
+        flash: Option<Flash>,
+    ) -> Result<Attaching> {
         check(&spec)?;
+        let members = images.len();
+        let cache = flash.map(|flash| caches::setup(&spec, flash, &mut images));
+        let free = images.len() - members;
         let under = spec.control.take();
         let named: Vec<_> = images
             .iter_mut()
@@ -201,7 +212,7 @@ impl Engine {
         for under in under.iter().chain(named.iter().flatten()) {
             check_control(&self.accounts, &spec.name, under)?;
         }
-        let control = DiskControl::new(under, named).map(Box::new);
+        let control = DiskControl::new(under, named, free).map(Box::new);
         let keys = (0..).map(FilterKey);
         let known = spec
             .filters
@@ -225,10 +236,13 @@ impl Engine {
         );
         let (size, read_only) = (spec.size, spec.read_only);
         let notices = spec.layout_options.notices.clone();
-        let layout = members::parts(&spec, &images);
-        let conditions = images.iter().map(|opened| Arc::clone(&opened.condition));
+        let is_cached = AtomicBool::new(cache.is_some());
+        let layout = members::parts(&spec, &images[..members], cache);
+        let conditions = images[..members].iter();
+        let conditions = conditions.map(|opened| Arc::clone(&opened.condition));
         let core = Arc::new(DiskCore {
             conditions: Mutex::new(conditions.collect()),
+            is_cached,
             changing_images: Mutex::new(()),
             device: Arc::new(VhostDevice::new(id, spec, Arc::clone(&thread.inbox))),
             thread: at,

@@ -30,7 +30,7 @@ mod vhost;
 
 pub use control::{Control, UnderControl};
 pub use device::ring::malformed::RingFault;
-pub use disk_spec::{DiskSpec, LayoutOptions, NoticeSink};
+pub use disk_spec::{DiskSpec, Flash, LayoutOptions, NoticeSink};
 pub use error::{Error, Kind, Result};
 pub use handle::{Answers, DeviceReport, Disk, Engine, OldImage, Settings};
 pub use lease::{Lease, Leases};

@@ -740,6 +740,11 @@ impl Layout for Cache {
         self.cleaner.is_paused = true;
     }
 
+    fn resume(&mut self, cx: &mut LayoutCx<'_>) {
+        self.cleaner.is_paused = self.gives_up;
+        self.advance_cleaner(cx);
+    }
+
     fn close(&mut self, cx: &mut LayoutCx<'_>) {
         self.closing = true;
         self.cleaner.is_paused = true;

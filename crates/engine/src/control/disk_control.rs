@@ -25,19 +25,23 @@ pub(crate) struct DiskControl {
 }
 
 impl DiskControl {
-    /// Of a disk whose images name these controls. `under` holds for those that name none. `None`: no control at all.
+    /// Of a disk whose images name these controls. `under` holds for those that name none, but for the last `free` ones.
+    /// `None`: no control at all.
     pub(crate) fn new(
         under: Option<UnderControl>,
         named: Vec<Option<UnderControl>>,
+        free: usize,
     ) -> Option<DiskControl> {
+        let controlled = named.len() - free;
         let default = under.as_ref().map(|under| under.control.clone());
         let first = under.or_else(|| named.iter().flatten().next().cloned())?;
         let controls = named
             .into_iter()
             .map(|under| under.map(|under| under.control));
-        let members: Vec<_> = controls
+        let mut members: Vec<_> = controls
             .map(|own| own.or_else(|| default.clone()))
             .collect();
+        members[controlled..].fill(None);
         let mut control = DiskControl {
             key: first.key,
             policy: first.policy,
@@ -107,6 +111,22 @@ impl DiskControl {
         let old = std::mem::replace(&mut self.members[place], control);
         self.left.extend(old);
         self.find_home();
+    }
+
+    /// A target has another image, which is under no control.
+    pub(crate) fn free(&mut self, target: Target) {
+        let place = usize::from(target.0);
+        if self.members.len() <= place {
+            self.members.resize(place + 1, None);
+        }
+        let old = self.members[place].take();
+        self.left.extend(old);
+    }
+
+    /// Only so many targets are left.
+    pub(crate) fn truncate(&mut self, targets: usize) {
+        let others = self.members.split_off(targets.min(self.members.len()));
+        self.left.extend(others.into_iter().flatten());
     }
 
     /// Only the image of this target is left, as target 0.

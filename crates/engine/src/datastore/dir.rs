@@ -28,9 +28,10 @@ use crate::sys::ring::{Completion, Durability};
 use batch_smoothing::BatchSmoothing;
 use bounce::Bounces;
 use extents::ExtentQuery;
-use files::open_both;
+use files::{Files, open_both};
 use grain::Grain;
 use reach::Reach;
+pub use shared::SharedFile;
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
@@ -47,6 +48,7 @@ mod extents;
 mod files;
 mod grain;
 mod reach;
+mod shared;
 mod syncs;
 mod zero;
 
@@ -109,8 +111,18 @@ pub fn open(path: &Path, options: Options) -> Result<OpenedImage> {
 }
 
 fn open_dir(path: &Path, options: Options, condition: &Arc<Condition>) -> Result<(Dir, ImageInfo)> {
-    let shown = path.display();
     let files = open_both(path, options)?;
+    Ok(image_of(files, path, options, condition))
+}
+
+/// The image of opened and locked files.
+fn image_of(
+    files: Files,
+    path: &Path,
+    options: Options,
+    condition: &Arc<Condition>,
+) -> (Dir, ImageInfo) {
+    let shown = path.display();
     let (grain, remark) = match Grain::of(&files) {
         Ok(grain) => (grain, None),
         Err(_) if options.buffered => (Grain::CACHED, None),
@@ -149,7 +161,7 @@ fn open_dir(path: &Path, options: Options, condition: &Arc<Condition>) -> Result
         final_sync_begun: options.read_only,
         fence: None,
     };
-    Ok((image, info))
+    (image, info)
 }
 
 struct Dir {

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
+use tidegate_core::layout::cache::CacheSetup;
 use tidegate_core::layout::{
     LayoutOrder, LayoutReport, LayoutSpec, MemberState, Members, Refusal, Target,
 };
@@ -28,7 +29,7 @@ pub(super) struct Attaching {
 }
 
 /// The image that a member had before, until it is closed.
-pub struct OldImage(Receiver<Result<()>>);
+pub struct OldImage(pub(super) Receiver<Result<()>>);
 
 impl OldImage {
     /// Waits until it is closed: its datastore has answered all I/O in flight.
@@ -54,17 +55,12 @@ impl Engine {
         members: Vec<Option<OpenedImage>>,
         patience: Duration,
     ) -> Result<Disk> {
-        let size = check_members(&spec, &members)?;
-        let images = members.into_iter().map(|member| match member {
-            Some(mut opened) => {
-                if opened.info.size != size {
-                    opened.image.resized(size);
-                }
-                opened
-            }
-            None => away(size),
-        });
-        self.begin_attach(spec, images.collect())?
+        if spec.layout.is_plain() {
+            let text = format!("disk {}: it is one image, which has no members", spec.name);
+            return Err(Error::new(Kind::Invalid, text));
+        }
+        let images = fitted(&spec, members)?;
+        self.begin_attach(spec, images, None)?
             .finish(Some(patience))
     }
 }
@@ -115,6 +111,10 @@ impl DiskCore {
         let (layout, members) = (self.device.spec.layout, guard(&self.conditions).len());
         if layout.is_plain() && members > 1 {
             let text = "the disk is being moved; change its size when that has ended";
+            return Err(Error::new(Kind::Busy, text));
+        }
+        if self.is_cached.load(Ordering::Relaxed) {
+            let text = "the disk has a flash cache: take that off while the disk's size changes";
             return Err(Error::new(Kind::Busy, text));
         }
         check_size(&self.device.spec, size, members)?;
@@ -239,6 +239,10 @@ impl Disk {
     pub fn begin_transfer(&self, image: OpenedImage, patience: Duration) -> Result<()> {
         let _alone = guard(&self.core.changing_images);
         let spec = &self.core.device.spec;
+        if self.is_cached() {
+            let text = "the disk has a flash cache: take that off while the disk moves";
+            return Err(Error::new(Kind::Busy, text));
+        }
         if !spec.layout.is_plain() || self.moves() {
             let text =
                 "the disk moves already, or is not one image: replace its members one by one";
@@ -301,7 +305,7 @@ impl Disk {
     }
 
     /// Whether it is one image that moves to another.
-    fn moves(&self) -> bool {
+    pub(super) fn moves(&self) -> bool {
         self.core.device.spec.layout.is_plain() && self.members() == 2
     }
 
@@ -313,7 +317,7 @@ impl Disk {
     }
 
     /// Changes what lies below the filters. If that takes longer than `patience`, the disk's requests go on as before.
-    fn relay(&self, relay: Relay, patience: Duration) -> Result<()> {
+    pub(super) fn relay(&self, relay: Relay, patience: Duration) -> Result<()> {
         let changed = self
             .core
             .change(What::Relay(Box::new(relay)), Some(patience));
@@ -333,9 +337,31 @@ impl Disk {
     }
 }
 
+/// The images of a disk's members, as large as the layout needs them.
+pub(super) fn fitted(
+    spec: &DiskSpec,
+    members: Vec<Option<OpenedImage>>,
+) -> Result<Vec<OpenedImage>> {
+    let size = check_members(spec, &members)?;
+    let images = members.into_iter().map(|member| match member {
+        Some(mut opened) => {
+            if opened.info.size != size {
+                opened.image.resized(size);
+            }
+            opened
+        }
+        None => away(size),
+    });
+    Ok(images.collect())
+}
+
 /// What the layout of a disk with these images is built of.
-pub(super) fn parts(spec: &DiskSpec, images: &[OpenedImage]) -> Option<LayoutParts> {
-    (!spec.layout.is_plain()).then(|| LayoutParts {
+pub(super) fn parts(
+    spec: &DiskSpec,
+    images: &[OpenedImage],
+    cache: Option<CacheSetup>,
+) -> Option<LayoutParts> {
+    (!spec.layout.is_plain() || cache.is_some()).then(|| LayoutParts {
         spec: spec.layout,
         members: Members {
             without: spec.layout_options.without,
@@ -344,15 +370,16 @@ pub(super) fn parts(spec: &DiskSpec, images: &[OpenedImage]) -> Option<LayoutPar
             zeroed: images.iter().all(|opened| opened.is_zero),
             ..Members::new(spec.uuid, spec.size, images.len())
         },
+        cache,
     })
 }
 
-fn span(duration: Duration) -> Span {
+pub(super) fn span(duration: Duration) -> Span {
     Span::from_nanos(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
 }
 
 /// A member that cannot be opened.
-fn away(size: u64) -> OpenedImage {
+pub(super) fn away(size: u64) -> OpenedImage {
     let info = ImageInfo {
         size,
         block_size: 512,
@@ -366,9 +393,6 @@ fn away(size: u64) -> OpenedImage {
 fn check_members(spec: &DiskSpec, members: &[Option<OpenedImage>]) -> Result<u64> {
     let count = members.len();
     let invalid = |why| Error::new(Kind::Invalid, format!("disk {}: {why}", spec.name));
-    if spec.layout.is_plain() {
-        return Err(invalid("it is one image, which has no members".into()));
-    }
     spec.layout.check(count).map_err(invalid)?;
     check_size(spec, spec.size, count)?;
     let size = spec.layout.member_size(spec.size, count);

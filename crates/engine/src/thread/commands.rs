@@ -306,9 +306,10 @@ impl IoThread {
                     return;
                 };
                 place.changing = None;
-                if let Some(image) = late.into_closed() {
+                let images = late.into_closed();
+                if !images.is_empty() {
                     let (ignored, _) = std::sync::mpsc::channel();
-                    self.send_close(disk, vec![image], Box::new(|| ()), ignored);
+                    self.send_close(disk, images, Box::new(|| ()), ignored);
                 }
                 Event::Unhold { disk }
             }
@@ -418,7 +419,7 @@ impl IoThread {
                 reply, on_detached, ..
             } = detaching;
             let mut closed = images.into_closed();
-            closed.extend(relay.and_then(Relay::into_closed));
+            closed.extend(relay.into_iter().flat_map(Relay::into_closed));
             let unused = orders.into_iter().filter_map(PendingOrder::into_closed);
             closed.extend(unused);
             self.send_close(disk, closed, on_detached, reply);

@@ -213,6 +213,17 @@ impl Images {
         }
     }
 
+    /// Leaves only the images of so many targets, at least one. `reply` is answered when the last of the others is closed.
+    pub(super) fn truncate(&mut self, targets: usize, reply: &Sender<Result<()>>) {
+        let others = self
+            .more
+            .split_off(targets.saturating_sub(1).min(self.more.len()));
+        for member in others {
+            let reply = reply.clone();
+            self.replaced.push(Replaced { member, reply });
+        }
+    }
+
     /// All of them, once they are closed and none that was replaced is left.
     pub(super) fn into_closed(self) -> Vec<ClosedImage> {
         let members = std::iter::once(self.first).chain(self.more);

@@ -10,6 +10,7 @@ use crate::datastore::{OpenedImage, bytes};
 use crate::disk_spec::NoticeSink;
 use crate::error::{Error, Kind, Result};
 use std::sync::mpsc::Sender;
+use tidegate_core::layout::cache::CacheSetup;
 use tidegate_core::layout::{
     LayoutNotice, LayoutOrder, LayoutSpec, Members, OrderRefusal, Refusal, SLOT, Target, Tree,
 };
@@ -26,16 +27,39 @@ const ARENA_SPARE: usize = 128;
 pub(crate) type Opened = Sender<Result<std::result::Result<(), Refusal>>>;
 
 /// What a layout is built of.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct LayoutParts {
     pub(crate) spec: LayoutSpec,
     pub(crate) members: Members,
+    /// The flash cache above it, if there is one. Its devices follow the members.
+    pub(crate) cache: Option<CacheSetup>,
+}
+
+impl LayoutParts {
+    /// The layouts of these parts; `None` for a disk of one image.
+    pub(super) fn build(self) -> Option<Tree> {
+        match self.cache {
+            Some(cache) => Some(Tree::cached(self.spec, self.members, cache)),
+            None => Tree::build(self.spec, self.members),
+        }
+    }
 }
 
 /// A change of what lies below the filters of a disk of one image.
 pub(crate) enum Relay {
     /// The disk begins to move to this image: it becomes target 1. The disk has this size, in bytes.
     Begin { image: Box<OpenedImage>, size: u64 },
+    /// The disk gets a flash cache with these devices.
+    Cache {
+        devices: Vec<OpenedImage>,
+        parts: Box<LayoutParts>,
+    },
+    /// The disk has no flash cache any more: only the images of its members are left.
+    Uncache {
+        parts: Box<LayoutParts>,
+        /// Told when the images of the devices are closed.
+        closed: Reply,
+    },
     /// The disk's requests wait until the move ends.
     Pause,
     /// The disk has one image again, that of this target.
@@ -85,11 +109,12 @@ impl PendingOrder {
 }
 
 impl Relay {
-    /// The image of a move that never began.
-    pub(super) fn into_closed(self) -> Option<ClosedImage> {
+    /// The images of a change that never began.
+    pub(super) fn into_closed(self) -> Vec<ClosedImage> {
         match self {
-            Relay::Begin { image, .. } => Some(ClosedImage::of(*image)),
-            Relay::Pause | Relay::End { .. } => None,
+            Relay::Begin { image, .. } => vec![ClosedImage::of(*image)],
+            Relay::Cache { devices, .. } => devices.into_iter().map(ClosedImage::of).collect(),
+            Relay::Pause | Relay::End { .. } | Relay::Uncache { .. } => Vec::new(),
         }
     }
 }
@@ -98,7 +123,7 @@ impl IoThread {
     /// The layouts of a disk that is being attached.
     pub(super) fn build_layout(&mut self, parts: &LayoutParts) -> Result<Tree> {
         self.give_arena()?;
-        let tree = Tree::build(parts.spec, parts.members);
+        let tree = parts.clone().build();
         Ok(tree.expect("a disk of one image has no layout to build"))
     }
 
@@ -264,7 +289,7 @@ impl IoThread {
 
     /// Exchanges a disk's images, and returns the layouts that are to be above them.
     fn relay(&mut self, disk: DiskId, relay: Relay) -> Result<Option<Box<Tree>>> {
-        if let Relay::Begin { .. } = relay {
+        if let Relay::Begin { .. } | Relay::Cache { .. } = relay {
             self.give_arena()?;
         }
         let place = self.disks[disk.0 as usize]
@@ -277,6 +302,16 @@ impl IoThread {
                 place.images.replace(disk, Target(1), *image, ignored)?;
                 place.set_control(Target(1), under);
                 Some(Box::new(Tree::transfer(size)))
+            }
+            Relay::Cache { devices, parts } => {
+                for image in devices {
+                    place.add_flash(disk, image)?;
+                }
+                parts.build().map(Box::new)
+            }
+            Relay::Uncache { parts, closed } => {
+                place.remove_flash(parts.members.count, closed);
+                parts.build().map(Box::new)
             }
             Relay::Pause => None,
             Relay::End { keep, closed } => {
@@ -389,6 +424,25 @@ impl AttachedDisk {
         let (ignored, _) = std::sync::mpsc::channel();
         let target = Target(self.images.last().0 + 1);
         self.images.replace(disk, target, image, ignored)
+    }
+
+    /// Gives the target after the last one a flash device.
+    fn add_flash(&mut self, disk: DiskId, image: OpenedImage) -> Result<()> {
+        let (ignored, _) = std::sync::mpsc::channel();
+        let target = Target(self.images.last().0 + 1);
+        self.images.replace(disk, target, image, ignored)?;
+        if let Some(control) = &mut self.control {
+            control.free(target);
+        }
+        Ok(())
+    }
+
+    /// Leaves only the images of so many targets.
+    fn remove_flash(&mut self, members: usize, closed: Reply) {
+        self.images.truncate(members, &closed);
+        if let Some(control) = &mut self.control {
+            control.truncate(members);
+        }
     }
 
     /// The image of this target has another control, if it names one.

@@ -4,6 +4,7 @@
 
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
+mod caches;
 mod client;
 mod clients;
 mod control;

@@ -253,7 +253,13 @@ fn open_direct(
 }
 
 /// Locks `byte` of the file, and waits while another daemon holds it.
-fn lock(file: &File, byte: u8, options: Options, deadline: Instant, path: &Path) -> Result<()> {
+pub(super) fn lock(
+    file: &File,
+    byte: u8,
+    options: Options,
+    deadline: Instant,
+    path: &Path,
+) -> Result<()> {
     loop {
         match os::lock(file, byte, !options.read_only) {
             Ok(()) => return Ok(()),

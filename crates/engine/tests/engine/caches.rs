@@ -1,0 +1,202 @@
+//! Disks with a flash cache, on files, driven by NBD clients.
+
+use super::client::Verifier;
+use super::rig::{PATIENCE, client, engine, eventually, image, open_file, spec, tempdir};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tidegate_core::layout::cache::CacheMode;
+use tidegate_core::layout::cache::area::Area;
+use tidegate_core::layout::{CacheReport, LayoutOrder, LayoutSpec, Refusal, Target};
+use tidegate_engine::datastore::dir::SharedFile;
+use tidegate_engine::{Disk, DiskSpec, Engine, Flash};
+
+const SIZE: u64 = 6 << 20;
+const CHUNK: u64 = 1 << 20;
+/// The disk's chunks on each device: not in order, and not all.
+const CHUNKS: [u32; 4] = [5, 2, 3, 6];
+
+/// Two flash devices.
+struct Devices {
+    paths: [PathBuf; 2],
+    open: Vec<SharedFile>,
+}
+
+impl Devices {
+    fn new(place: &Path) -> Devices {
+        let paths = ["flash0", "flash1"].map(|name| image(place, name, 8 * CHUNK));
+        let mut devices = Devices {
+            paths,
+            open: Vec::new(),
+        };
+        devices.reopen();
+        devices
+    }
+
+    fn reopen(&mut self) {
+        self.open.clear();
+        let open = |path: &PathBuf| SharedFile::open(path, Duration::ZERO).expect("nobody has it");
+        self.open = self.paths.iter().map(open).collect();
+    }
+
+    /// The use of the disk after this one.
+    fn flash(&self, last_use: u64, has_dirty: bool) -> Flash {
+        let image = |file: &SharedFile| Some(file.image().expect("it opens"));
+        Flash {
+            devices: self.open.iter().map(image).collect(),
+            cache: [9; 16],
+            area: Area::new(CHUNK, CHUNKS.to_vec()).expect("enough"),
+            attachments: [last_use, last_use + 1],
+            has_dirty,
+            without: 0,
+        }
+    }
+}
+
+fn attach(engine: &Engine, backing: &Path, flash: Flash) -> Disk {
+    let members = vec![Some(open_file(backing))];
+    let attached = engine.attach_cached(spec("disk", SIZE), members, flash, PATIENCE);
+    attached.expect("the disk attaches")
+}
+
+fn report(disk: &Disk) -> CacheReport {
+    let report = disk.layout().expect("it is attached");
+    let cache = report.and_then(|report| report.cache);
+    cache.expect("it has a cache")
+}
+
+fn write_back(disk: &Disk) {
+    let order = LayoutOrder::CacheMode(CacheMode::WriteBack);
+    disk.order_layout(order).expect("the mode changes");
+}
+
+/// Writes other bytes until the page is in the cache, and these at last.
+fn write_until_cached(disk: &Disk, at: u64, bytes: &[u8]) {
+    let mut client = client(disk);
+    eventually("the page is in the cache", || {
+        client.write(at, &vec![0x11; bytes.len()]).expect("a write");
+        report(disk).dirty > 0
+    });
+    client.write(at, bytes).expect("a write");
+}
+
+fn clean(disk: &Disk) {
+    let order = LayoutOrder::CacheMode(CacheMode::WriteThrough);
+    disk.order_layout(order).expect("the mode changes");
+    eventually("everything is on the disk", || report(disk).dirty == 0);
+}
+
+#[test]
+fn what_only_flash_has_is_there_after_the_next_attach_and_goes_to_the_disk() {
+    let place = tempdir();
+    let backing = image(place.path(), "backing", SIZE);
+    let mut devices = Devices::new(place.path());
+    let engine = engine(1);
+    let disk = attach(&engine, &backing, devices.flash(0, false));
+    write_back(&disk);
+    write_until_cached(&disk, 65536, &[0xab; 8192]);
+    disk.detach(PATIENCE).expect("it detaches");
+    let on_disk = std::fs::read(&backing).expect("the backing file");
+    assert_ne!(
+        on_disk[65536..65536 + 8192],
+        [0xab; 8192],
+        "it is on flash only"
+    );
+
+    devices.reopen();
+    let disk = attach(&engine, &backing, devices.flash(1, true));
+    assert_eq!(
+        client(&disk).read(65536, 8192).expect("a read"),
+        [0xab; 8192]
+    );
+    write_back(&disk);
+    clean(&disk);
+    disk.end_cache(PATIENCE)
+        .expect("it goes on without the cache");
+    assert!(!disk.is_cached());
+    assert_eq!(
+        client(&disk).read(65536, 8192).expect("a read"),
+        [0xab; 8192]
+    );
+    disk.detach(PATIENCE).expect("it detaches");
+    let on_disk = std::fs::read(&backing).expect("the backing file");
+    assert_eq!(on_disk[65536..65536 + 8192], [0xab; 8192]);
+}
+
+#[test]
+fn a_cache_whose_dirty_blocks_were_replaced_is_refused() {
+    let place = tempdir();
+    let backing = image(place.path(), "backing", SIZE);
+    let mut devices = Devices::new(place.path());
+    let engine = engine(1);
+    let disk = attach(&engine, &backing, devices.flash(0, false));
+    write_back(&disk);
+    write_until_cached(&disk, 0, &[0xab; 4096]);
+    disk.detach(PATIENCE).expect("it detaches");
+    devices.open.clear();
+    for path in &devices.paths {
+        let len = usize::try_from(8 * CHUNK).expect("a small file");
+        std::fs::write(path, vec![0xdd; len]).expect("other bytes");
+    }
+    devices.reopen();
+    let members = vec![Some(open_file(&backing))];
+    let flash = devices.flash(1, true);
+    let refused = engine.attach_cached(spec("disk", SIZE), members, flash, PATIENCE);
+    let refusal = refused.err().and_then(|error| error.refusal());
+    assert_eq!(refusal, Some(Refusal::Blank(Target(1))));
+}
+
+#[test]
+fn a_disk_gets_and_loses_its_cache_while_it_is_used() {
+    let place = tempdir();
+    let devices = Devices::new(place.path());
+    let engine = engine(1);
+    let mirror = LayoutSpec::Mirror;
+    for layout in [LayoutSpec::Plain, mirror] {
+        let count = if layout == mirror { 2 } else { 1 };
+        let spec = DiskSpec {
+            layout,
+            ..spec("disk", SIZE)
+        };
+        let name = |number| format!("{layout}{number}");
+        let size = layout.member_size(SIZE, count);
+        let paths = (0..count).map(|number| image(place.path(), &name(number), size));
+        let members: Vec<_> = paths.map(|path| Some(open_file(&path))).collect();
+        let disk = match layout {
+            LayoutSpec::Plain => {
+                let only = members.into_iter().flatten().next().expect("one image");
+                engine.attach(spec, only).expect("the disk attaches")
+            }
+            _ => {
+                let attached = engine.attach_members(spec, members, PATIENCE);
+                attached.expect("the disk attaches")
+            }
+        };
+        let mut verifier = Verifier::new(client(&disk), 0, SIZE, 512, 3);
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let rounds = scope.spawn(|| {
+                let mut rounds = 0;
+                while !done.load(Ordering::Relaxed) {
+                    verifier.round();
+                    rounds += 1;
+                }
+                rounds
+            });
+            for number in 0..10 {
+                disk.begin_cache(devices.flash(100 * number, false), PATIENCE)
+                    .expect("it gets a cache");
+                write_back(&disk);
+                eventually("flash has what the disk does not", || {
+                    report(&disk).dirty > 0
+                });
+                clean(&disk);
+                disk.end_cache(PATIENCE).expect("it loses the cache");
+            }
+            done.store(true, Ordering::Relaxed);
+            assert!(rounds.join().expect("no difference") > 0);
+        });
+        verifier.check_all();
+        disk.detach(PATIENCE).expect("it detaches");
+    }
+}
