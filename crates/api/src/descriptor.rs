@@ -38,6 +38,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::cache::{FlashUse, MAX_ATTACHMENT};
 use crate::name::Name;
 use crate::units::{Iops, Rate, Shares, Size, Span};
 
@@ -144,6 +145,9 @@ pub struct Descriptor {
     /// Its I/O control policy.
     #[serde(default)]
     pub policy: PolicyText,
+    /// Its flash cache. None: it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flash: Option<FlashUse>,
     /// Where the members of its layout are, in the layout's order. Empty: a plain disk.
     #[serde(default, rename = "member", skip_serializing_if = "Vec::is_empty")]
     pub members: Vec<MemberPlace>,
@@ -490,6 +494,7 @@ impl Descriptor {
             member_timeout: None,
             on_loss: OnLoss::Fail,
             policy: PolicyText::default(),
+            flash: None,
             members: Vec::new(),
         }
     }
@@ -524,6 +529,27 @@ impl Descriptor {
         toml::to_string(self).expect("a descriptor has only values that TOML can hold")
     }
 
+    fn check_flash(&self) -> Result<(), OutOfRange> {
+        let Some(flash) = &self.flash else {
+            return Ok(());
+        };
+        if flash.attachment == 0 || flash.attachment > MAX_ATTACHMENT {
+            return refuse(
+                format!("flash.attachment is not from 1 to {MAX_ATTACHMENT}"),
+                "restore a copy of the descriptor",
+            );
+        }
+        if let (Some(min), Some(max)) = (flash.min, flash.max)
+            && min > max
+        {
+            return refuse(
+                format!("the least part of the cache, {min}, is above the largest, {max}"),
+                "give a smaller --cache-min, or a larger --cache-max",
+            );
+        }
+        Ok(())
+    }
+
     /// Checks that every field is in range. [`Descriptor::read`] calls this.
     pub fn check(&self) -> Result<(), OutOfRange> {
         if !matches!(self.block_size, 512 | 4096) {
@@ -533,6 +559,7 @@ impl Descriptor {
             );
         }
         self.check_size()?;
+        self.check_flash()?;
         if self.queues == 0 || self.queues > MAX_QUEUES {
             return refuse(
                 format!("queues {} is not from 1 to {MAX_QUEUES}", self.queues),

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
+use crate::cache::{Dirty, DiskFlash};
 use crate::descriptor::{CacheMode, MemberPlace, OnLoss};
 use crate::iocontrol::Admission;
 use crate::layout::{Member, Scrub};
@@ -53,6 +54,9 @@ pub struct Disk {
     /// The comparison of its members that runs, or the last one since it was attached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scrub: Option<Scrub>,
+    /// Its flash cache, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flash: Option<DiskFlash>,
     /// Its filter stack, guest side first.
     pub filters: Vec<String>,
     /// Its I/O control policy.
@@ -481,6 +485,12 @@ pub struct DiskAttach {
     /// Members to give up: what only they have is lost. For a mirror that is refused because these members are away.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub without: Vec<u8>,
+    /// Devices of its flash cache to give up, from 0: what only they have is lost.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub without_flash: Vec<u8>,
+    /// What to do about what only its flash cache has: `save` or `discard`.
+    #[serde(default, skip_serializing_if = "Dirty::is_save")]
+    pub dirty: Dirty,
 }
 
 /// Whether an attached disk may be written to.
@@ -533,6 +543,18 @@ pub struct DiskDetach {
     /// What to do about connected clients.
     #[serde(default)]
     pub clients: Clients,
+    /// What to do about what only its flash cache has: `save` or `keep`.
+    #[serde(default, skip_serializing_if = "Dirty::is_save")]
+    pub dirty: Dirty,
+}
+
+impl From<Clients> for DiskDetach {
+    fn from(clients: Clients) -> DiskDetach {
+        DiskDetach {
+            clients,
+            dirty: Dirty::Save,
+        }
+    }
 }
 
 /// What to do about a disk's clients when it is detached.

@@ -215,6 +215,43 @@ pub enum Happening {
         /// The datastore that it was on.
         from: Name,
     },
+    /// The devices of a disk's flash cache have failed.
+    CacheLost {
+        /// The disk.
+        disk: Name,
+        /// The cache.
+        cache: Name,
+        /// Bytes that only the cache had, at most. If there are any, the disk has stopped; otherwise it goes on without the
+        /// cache.
+        lost_bytes: u64,
+    },
+    /// A device of a disk's flash cache has failed. The disk goes on with the other one.
+    CacheDeviceLost {
+        /// The disk.
+        disk: Name,
+        /// The cache.
+        cache: Name,
+        /// The device's number.
+        device: u8,
+        /// Why.
+        why: String,
+    },
+    /// What only a disk's flash cache has is not as it was written.
+    CacheCorrupt {
+        /// The disk.
+        disk: Name,
+        /// The cache.
+        cache: Name,
+        /// Where it is on the disk.
+        offset_bytes: u64,
+    },
+    /// A disk was attached without what only its flash cache had, by command.
+    CacheDiscarded {
+        /// The disk.
+        disk: Name,
+        /// The cache.
+        cache: Name,
+    },
     /// Events were lost because the queue was full.
     Missed {
         /// The number of lost events.
@@ -266,6 +303,10 @@ impl Happening {
             Happening::IoResumed { .. } => "io-resumed",
             Happening::Scrubbed { .. } => "scrubbed",
             Happening::DiskMoved { .. } => "disk-moved",
+            Happening::CacheLost { .. } => "cache-lost",
+            Happening::CacheDeviceLost { .. } => "cache-device-lost",
+            Happening::CacheCorrupt { .. } => "cache-corrupt",
+            Happening::CacheDiscarded { .. } => "cache-discarded",
             Happening::Missed { .. } => "missed",
         }
     }

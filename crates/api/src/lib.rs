@@ -4,7 +4,7 @@
 //! interprets it. This crate depends on no other crate of ours, so that a client needs only this one.
 //!
 //! Reading order: [`units`] and [`name`] (the smallest values), [`config`] (`tidegate.toml`), [`descriptor`]
-//! (`disk.toml`), [`datastore`], [`disk`], [`iocontrol`], [`group`], [`stats`], [`explain`], [`events`], [`status`],
+//! (`disk.toml`), [`datastore`], [`disk`], [`iocontrol`], [`group`], [`cache`], [`stats`], [`explain`], [`events`], [`status`],
 //! [`job`] (the types in REST), [`problem`] (the type of errors), [`routes`] (every route with its types).
 //!
 //! # Units
@@ -13,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cache;
 pub mod config;
 pub mod datastore;
 pub mod descriptor;

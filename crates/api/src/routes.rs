@@ -9,6 +9,7 @@
 
 use std::marker::PhantomData;
 
+use crate::cache::{Cache, CacheCreate, CacheFlush, CacheList, DiskFlashSet};
 use crate::datastore::{Datastore, DatastoreAdd, DatastoreList, DatastoreSet};
 use crate::disk::{
     Disk, DiskAttach, DiskCreate, DiskDetach, DiskList, DiskResize, DiskSet, Snippet,
@@ -155,6 +156,18 @@ routes! {
     DISK_MEMBER_REPLACE: Post "/v1/disks/{name}/members/{member}/replace", MemberAdd => Job;
     /// Removes a member of a disk and its data.
     DISK_MEMBER_REMOVE: Delete "/v1/disks/{name}/members/{member}", Nothing => Nothing;
+    /// Gives a disk a flash cache, changes it, or takes it off. Returns a job.
+    DISK_FLASH: Post "/v1/disks/{name}/flash", DiskFlashSet => Job;
+    /// All flash caches.
+    CACHES: Get "/v1/caches", Nothing => CacheList;
+    /// Creates a flash cache.
+    CACHE_CREATE: Post "/v1/caches", CacheCreate => Cache;
+    /// One flash cache, by name.
+    CACHE: Get "/v1/caches/{name}", Nothing => Cache;
+    /// Removes a flash cache that no disk uses.
+    CACHE_REMOVE: Delete "/v1/caches/{name}", Nothing => Nothing;
+    /// Brings to the datastores what only a flash cache has. Returns a job.
+    CACHE_FLUSH: Post "/v1/caches/{name}/flush", CacheFlush => Job;
     /// Compares the members of a disk.
     DISK_SCRUB: Post "/v1/disks/{name}/scrub", DiskScrub => Job;
     /// Moves a disk to another datastore.

@@ -36,6 +36,9 @@ pub struct DiskStats {
     pub outstanding_mean: f64,
     /// All operations together.
     pub all: OpStats,
+    /// The part of reads that its flash cache answered, from 0 to 1, over the window; absent without one or without reads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_hit_ratio: Option<f64>,
     /// By kind of operation: `read`, `write`, `flush`, `other`. Kinds that never occurred are left out.
     pub ops: Vec<OpStats>,
 }

@@ -35,6 +35,8 @@ export class DiskPage {
     this.filters = h("ol", { class: "filters" });
     this.layout = h("ul", { class: "members" });
     this.layoutCard = h("section", { class: "card", "aria-labelledby": "h-layout", hidden: true }, h("h2", { id: "h-layout" }, "Layout"), this.layout);
+    this.flash = h("ul", { class: "members" });
+    this.flashCard = h("section", { class: "card", "aria-labelledby": "h-flash", hidden: true }, h("h2", { id: "h-flash" }, "Flash cache"), this.flash);
     this.facts = h("dl", { class: "facts" });
     this.form = new PolicyForm(name, (disk) => this.#show(disk));
     // What only the host knows that serves it.
@@ -50,7 +52,7 @@ export class DiskPage {
     main.append(
       h("div", { class: "title" }, h("h1", {}, `Disk ${name}`), this.badge), this.where,
       h("section", { class: "card", "aria-label": "What limits it" }, this.because, this.remedy, this.partBar, this.partList, this.notes),
-      ...this.measured, this.layoutCard, this.form.node,
+      ...this.measured, this.layoutCard, this.flashCard, this.form.node,
       h("section", { class: "card", "aria-labelledby": "h-filters" }, h("h2", { id: "h-filters" }, "Filters, top first"), this.filters, this.facts));
     this.observer = watchWidth(this.partBar.parentElement, (width) => { this.width = width - 36; if (this.parts) bar(this.partBar, this.width, 22, this.parts); });
     this.#describe().then(() => this.#past());
@@ -101,6 +103,7 @@ export class DiskPage {
       say(this.remedy, disk.problem?.remedy || `tidegate disk attach ${this.name}`);
     }
     this.#members(disk);
+    this.#flashCache(disk.flash);
     const filters = disk.filters.map((filter) => h("li", {}, h("code", {}, filter)));
     this.filters.replaceChildren(...(filters.length ? filters : [h("li", { class: "muted" }, "none")]));
     const facts = {
@@ -109,6 +112,24 @@ export class DiskPage {
     };
     this.facts.replaceChildren(...Object.entries(facts).filter(([, text]) => text)
       .map(([term, text]) => h("div", {}, h("dt", {}, term), h("dd", {}, text))));
+  }
+
+  /** The flash cache: its mode, how full it is, how much it answers, and what only it has. */
+  #flashCache(flash) {
+    this.flashCard.hidden = !flash;
+    if (!flash) return;
+    const lines = [`${flash.cache}, ${flash.mode}${flash.here ? "" : ` on host ${flash.host}`}`];
+    const at = flash.at_work;
+    if (at) {
+      const reads = at.hits_total + at.misses_total;
+      lines.push(`${bytes(at.size_bytes - at.free_bytes)} of ${bytes(at.size_bytes)} used, on ${count(at.devices)} ${at.devices === 1 ? "device" : "devices"}`);
+      lines.push(reads ? `${percent(at.hits_total / reads)} of ${count(reads)} page reads hit since it was attached` : "no reads yet");
+      lines.push(`${bytes(at.dirty_bytes)} only on flash, ${bytes(at.flash_written_bytes_total)} written to flash`);
+    } else if (flash.has_dirty) {
+      lines.push("some writes are only on flash");
+    }
+    if (flash.problem) lines.push(sentence([flash.problem.what, ...(flash.problem.why || [])].join(": ")));
+    this.flash.replaceChildren(...lines.map((line) => h("li", {}, line)));
   }
 
   /** The layout as a tree: mirrors of a stripe, and their members with their states. */

@@ -1,6 +1,7 @@
 //! Disks: their descriptors and images on datastores, the REST commands that change them, and the attached disks.
 
 pub(crate) mod attached;
+pub(crate) mod cache_signals;
 pub(crate) mod copy;
 pub(crate) mod counters;
 pub(crate) mod disk_service;

@@ -32,10 +32,12 @@ use crate::config::plan::{DiskPlan, ImagePlan, NamedBy, ThreadsPlan};
 use crate::os_error::limits;
 use crate::os_error::{self, Outcome};
 
+mod flash;
 mod joined;
 mod orders;
 mod refusals;
 
+pub(crate) use flash::OpenFlash;
 use joined::Joined;
 pub(crate) use joined::{Described, MemberIo};
 pub(crate) use orders::{Keep, OldMember};
@@ -154,15 +156,16 @@ impl Host {
         opened: Opened,
         control: Option<UnderControl>,
     ) -> Outcome<Disk> {
-        self.attach_members(plan, vec![Some(opened)], control)
+        self.attach_members(plan, vec![Some(opened)], control, None)
     }
 
-    /// Attaches a disk with its members in the layout's order. None: away.
+    /// Attaches a disk with its members in the layout's order, None: away; and with its flash cache, if it has one.
     pub(crate) fn attach_members(
         &self,
         plan: &DiskPlan,
         opened: Vec<Option<Opened>>,
         control: Option<UnderControl>,
+        flash: Option<OpenFlash>,
     ) -> Outcome<Disk> {
         let spec = DiskSpec {
             name: plan.name.clone(),
@@ -181,14 +184,16 @@ impl Host {
         };
         let cut = refusals::cut(plan, &opened);
         let (images, seen) = joined::take_apart(plan, opened);
-        let attached = self.with(|engine| Ok(attach_images(engine, spec, images)))?;
+        let cache = flash.as_ref().map(|flash| flash.cache.clone());
+        let attached = self.with(|engine| Ok(attach_images(engine, spec, images, flash)))?;
         let disk = attached.map_err(|e| match e.kind() {
             Kind::Invalid if seen.opened_size < plan.size && plan.layout.is_plain() => {
                 problem(&e).remedy(mend_cut(&plan.name, seen.opened_size, plan.block_size))
             }
             Kind::Invalid if cut.is_some() => cut.unwrap_or_else(|| problem(&e)),
             _ => match e.refusal() {
-                Some(refusal) => refusals::told(plan, refusal),
+                Some(refusal) => flash::refused(plan, cache.as_ref(), refusal)
+                    .unwrap_or_else(|| refusals::told(plan, refusal)),
                 None => problem(&e),
             },
         })?;
@@ -257,7 +262,11 @@ fn attach_images(
     engine: &Engine,
     spec: DiskSpec,
     mut images: Vec<Option<OpenedImage>>,
+    flash: Option<OpenFlash>,
 ) -> Result<tidegate_engine::Disk, tidegate_engine::Error> {
+    if let Some(OpenFlash { flash, .. }) = flash {
+        return engine.attach_cached(spec, images, flash, OPENING);
+    }
     match images.as_mut_slice() {
         [Some(_)] if spec.layout.is_plain() => {
             let image = images.pop().flatten().expect("it was just seen");

@@ -28,6 +28,7 @@
 #![forbid(unsafe_code)]
 
 mod accept;
+mod caches;
 mod clock;
 mod config;
 mod control;

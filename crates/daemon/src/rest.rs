@@ -30,6 +30,7 @@ use crate::disks::disk_service::DiskService;
 use crate::os_error::{self, Outcome};
 
 pub(crate) mod api_listener;
+mod caches;
 mod daemon;
 pub(crate) mod dashboard;
 mod datastores;
@@ -58,6 +59,7 @@ fn routes() -> Routes {
         .merge(datastores::routes())
         .merge(disks::routes())
         .merge(groups::routes())
+        .merge(caches::routes())
         .merge(layouts::routes())
         .merge(jobs::routes())
         .merge(stats::routes())

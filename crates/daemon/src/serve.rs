@@ -200,6 +200,7 @@ async fn live(prepared: Prepared) -> Outcome<()> {
         () = watch::watch(Arc::clone(&disk_service)) => {}
         () = disk_service::attach_missing(Arc::clone(&disk_service)) => {}
         () = disk_service::return_members(Arc::clone(&disk_service)) => {}
+        () = disk_service::mind_caches(Arc::clone(&disk_service)) => {}
     }
     stop(&daemon, &ours, answering, signals).await
 }

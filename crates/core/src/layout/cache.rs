@@ -54,6 +54,7 @@ pub mod blocks;
 mod clean;
 mod journal;
 mod keep;
+pub mod label;
 mod loose;
 mod map;
 mod open;
@@ -728,6 +729,7 @@ impl Layout for Cache {
             pages: self.map.len(),
             free: self.map.free_count(),
             dirty: self.cleaner.dirty_pages() as u64,
+            keeps_dirty: self.keeps_dirty,
             hits: self.hits,
             misses: self.misses,
             fills: self.fills,

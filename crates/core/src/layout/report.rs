@@ -38,6 +38,8 @@ pub struct CacheReport {
     pub free: u32,
     /// Pages with blocks that the disk may not have durably.
     pub dirty: u64,
+    /// Whether an answered write may be on flash only. In write-through mode it is false once everything was cleaned.
+    pub keeps_dirty: bool,
     /// Pages of reads that were on flash, all of them.
     pub hits: u64,
     /// Pages of reads that were not.

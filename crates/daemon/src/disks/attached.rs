@@ -17,7 +17,7 @@ use tidegate_api::iocontrol::Admission;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::iocontrol::Policy;
-use tidegate_core::layout::{LayoutOrder, LayoutReport};
+use tidegate_core::layout::{CacheReport, LayoutOrder, LayoutReport};
 use tidegate_core::units::Time;
 use tidegate_engine::datastore::condition::Harm;
 use tokio::sync::Notify;
@@ -47,6 +47,21 @@ pub(crate) struct Attached {
     clients: Arc<Mutex<Clients>>,
     standing: Mutex<Option<Standing>>,
     settling: Mutex<()>,
+    cache: Mutex<Option<CacheInUse>>,
+    /// Why it is used without its flash cache.
+    cache_problem: Mutex<Option<Problem>>,
+}
+
+/// The flash cache that an attached disk uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CacheInUse {
+    pub(crate) cache: Name,
+    /// This use of the disk.
+    pub(crate) attachment: u64,
+    /// The disk's part of the cache, in bytes.
+    pub(crate) part: u64,
+    /// Whether the disk goes on without it, because its devices have failed.
+    pub(crate) is_given_up: bool,
 }
 
 /// What an open member uses. Dropping it may take as long as the other hosts need to be told.
@@ -166,6 +181,8 @@ impl Attached {
             clients: Arc::default(),
             standing: Mutex::default(),
             settling: Mutex::default(),
+            cache: Mutex::default(),
+            cache_problem: Mutex::default(),
         })
     }
 
@@ -436,6 +453,42 @@ impl Attached {
         self.disk.end_transfer(keep)
     }
 
+    /// The flash cache that it uses.
+    pub(crate) fn cache(&self) -> Option<CacheInUse> {
+        locked(&self.cache).clone()
+    }
+
+    /// Records which flash cache it uses.
+    pub(crate) fn set_cache(&self, cache: Option<CacheInUse>) {
+        *locked(&self.cache) = cache;
+    }
+
+    /// Why it is used without its flash cache.
+    pub(crate) fn cache_problem(&self) -> Option<Problem> {
+        locked(&self.cache_problem).clone()
+    }
+
+    /// Records that.
+    pub(crate) fn set_cache_problem(&self, problem: Option<Problem>) {
+        *locked(&self.cache_problem) = problem;
+    }
+
+    /// What its flash cache has done, if it has one.
+    pub(crate) fn cache_report(&self) -> Option<CacheReport> {
+        self.cache()?;
+        self.layout()?.cache
+    }
+
+    /// Gives it a flash cache, in write-through mode.
+    pub(crate) fn begin_cache(&self, flash: host::OpenFlash) -> Outcome<()> {
+        self.disk.begin_cache(flash)
+    }
+
+    /// Takes its flash cache off, which has nothing that the disk does not.
+    pub(crate) fn end_cache(&self) -> Outcome<host::OldMember> {
+        self.disk.end_cache()
+    }
+
     /// When it was attached.
     pub(crate) fn attached(&self) -> Time {
         self.attached
@@ -517,6 +570,9 @@ impl Attached {
             attached: self.attached,
             now: counted.now,
             stats: counted.stats,
+            cache: self
+                .cache_report()
+                .map(|report| [report.hits, report.misses]),
         }
     }
 

@@ -1,5 +1,6 @@
 //! Snapshots of an attached disk: its counters, clients and settings at one time.
 
+use tidegate_api::cache::CacheCounts;
 use tidegate_api::disk::{RingCounts, UpstreamCounts};
 use tidegate_api::layout::MemberState;
 use tidegate_api::name::Name;
@@ -18,6 +19,8 @@ pub(crate) struct DiskCounters {
     pub(crate) now: Time,
     /// The counters of its `stats` filter, if it has one.
     pub(crate) stats: Option<Box<StatsReport>>,
+    /// Page reads that its flash cache answered, and those that it did not, if it has one.
+    pub(crate) cache: Option<[u64; 2]>,
 }
 
 /// The current state of an attached disk, for callers that poll every few seconds.
@@ -38,6 +41,8 @@ pub(crate) struct AttachedMoment {
     pub(crate) upstream: Option<UpstreamCounts>,
     /// The members of its layout, if it has one.
     pub(crate) members: Vec<MemberMoment>,
+    /// Its flash cache, if it is attached with one.
+    pub(crate) cache: Option<(Name, CacheCounts)>,
 }
 
 /// The current state of a member.

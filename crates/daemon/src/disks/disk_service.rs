@@ -19,6 +19,7 @@ use tidegate_api::disk as api;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 
+use crate::caches::Caches;
 use crate::config::plan;
 use crate::config::root::Root;
 use crate::control::Controls;
@@ -38,12 +39,14 @@ use queue::OneAtATime;
 mod attach;
 mod attach_retry;
 mod away;
+pub(crate) mod caches;
 mod change;
 mod claims;
 mod datastore_paths;
 mod datastores;
 mod degraded;
 mod displaced;
+mod flash;
 mod groups;
 mod grow;
 mod images;
@@ -64,6 +67,7 @@ mod transfer;
 
 pub(crate) use attach::PARTING;
 pub(crate) use attach_retry::attach_missing;
+pub(crate) use caches::mind_caches;
 pub(crate) use member_return::return_members;
 
 /// See the module.
@@ -75,6 +79,7 @@ pub(crate) struct DiskService {
     /// The governors of datastores.
     controls: Controls,
     leases: leases::DiskLeases,
+    caches: Caches,
     group_numbers: Mutex<groups::Numbers>,
     jobs: Arc<Jobs>,
     /// Scans of all disks of a datastore.
@@ -114,12 +119,14 @@ impl DiskService {
         nbd_socket: Option<PathBuf>,
     ) -> DiskService {
         let jobs = Arc::new(Jobs::open(root.state().join("jobs.toml")));
+        let caches = Caches::new(&root.state());
         DiskService {
             root,
             store,
             host,
             live,
             leases: leases::DiskLeases::new(controls.host().clone()),
+            caches,
             controls,
             group_numbers: Mutex::default(),
             jobs,
@@ -310,6 +317,7 @@ impl DiskService {
             rings: live.rings(),
             upstream: live.upstream(),
             members: members::moments(live),
+            cache: caches::moment(live),
         })
     }
 
@@ -412,6 +420,7 @@ impl DiskService {
             member_timeout_ms: redundant.map(|d| plan::layout::timeout(d).0 / 1_000_000),
             on_loss: redundant.map(|d| d.on_loss),
             scrub: report.as_ref().and_then(members::scrub),
+            flash: self.describe_flash(found, live.as_deref()),
             filters,
             policy: policy::tell(&descriptor.policy),
             admission: live.as_ref().and_then(|live| live.admission()),
@@ -578,6 +587,7 @@ fn unreadable(name: &Name, datastore: &Name, wanted: bool, problem: Problem) -> 
         member_timeout_ms: None,
         on_loss: None,
         scrub: None,
+        flash: None,
         filters: Vec::new(),
         policy: api::Policy::default(),
         admission: None,

@@ -4,7 +4,7 @@
 //! - An I/O thread never waits here.
 //! - At most [`MOST`] notices wait. The disk's state shows what the others said.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tidegate_api::events::Happening;
@@ -12,6 +12,8 @@ use tidegate_api::name::Name;
 use tidegate_core::layout::LayoutNotice;
 use tidegate_engine::NoticeSink;
 use tokio::sync::Notify;
+
+use super::cache_signals::CacheSignals;
 
 /// The most notices that wait: many more than the members of a host's disks.
 const MOST: usize = 4096;
@@ -23,6 +25,10 @@ pub(crate) struct Notices {
     come: Notify,
     /// Notified when a member is not in sync.
     degraded: Notify,
+    /// What the caches of attached disks have reported.
+    caches: Mutex<BTreeMap<Name, Arc<CacheSignals>>>,
+    /// Notified when a cache is clean, or lost.
+    cached: Notify,
 }
 
 /// What happened to a disk.
@@ -40,7 +46,33 @@ impl Notices {
     /// What a disk's layout reports to.
     pub(crate) fn sink(self: &Arc<Notices>, disk: &Name) -> NoticeSink {
         let (notices, disk) = (Arc::clone(self), disk.clone());
-        NoticeSink(Arc::new(move |notice| notices.add(&disk, notice)))
+        let signals = Arc::<CacheSignals>::default();
+        self.caches().insert(disk.clone(), Arc::clone(&signals));
+        NoticeSink(Arc::new(move |notice| {
+            if signals.note(&notice) {
+                notices.cached.notify_one();
+            }
+            notices.add(&disk, notice);
+        }))
+    }
+
+    /// What the cache of a disk has reported since the disk was attached.
+    pub(crate) fn cache_signals(&self, disk: &Name) -> Arc<CacheSignals> {
+        Arc::clone(self.caches().entry(disk.clone()).or_default())
+    }
+
+    /// Says that a disk was attached with a cache, which may have reported something before.
+    pub(crate) fn note_cache(&self) {
+        self.cached.notify_one();
+    }
+
+    /// Waits until a cache is clean, or lost.
+    pub(crate) async fn cache_reports(&self) {
+        self.cached.notified().await;
+    }
+
+    fn caches(&self) -> MutexGuard<'_, BTreeMap<Name, Arc<CacheSignals>>> {
+        self.caches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Says that a disk was moved.

@@ -11,12 +11,16 @@ use crate::os_error::Outcome;
 use tidegate_api::problem::{Problem, ProblemCode};
 
 /// How long the I/O in flight of a disk may take to end when what lies below its filters is exchanged.
-const EXCHANGING: Duration = Duration::from_secs(30);
+pub(super) const EXCHANGING: Duration = Duration::from_secs(30);
 
 /// The image that a member had, until the engine has closed it.
 pub(crate) struct OldMember(tidegate_engine::OldImage);
 
 impl OldMember {
+    pub(super) fn new(image: tidegate_engine::OldImage) -> OldMember {
+        OldMember(image)
+    }
+
     /// Waits until it is closed, which takes as long as its datastore hangs. Returns whether it is.
     pub(crate) fn is_closed_within(&self, patience: Duration) -> bool {
         self.0.wait(patience).is_ok()
@@ -98,7 +102,7 @@ impl Disk {
         Ok(old)
     }
 
-    fn refused(&self, error: &tidegate_engine::Error) -> Problem {
+    pub(super) fn refused(&self, error: &tidegate_engine::Error) -> Problem {
         let name = self.disk.name();
         let now = match error.kind() {
             // Waiting does not help.

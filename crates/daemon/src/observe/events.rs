@@ -270,6 +270,10 @@ fn sentence(datastore: &Name, happening: &Happening) -> String {
         | Happening::IoResumed { .. }
         | Happening::Scrubbed { .. }
         | Happening::DiskMoved { .. } => of_layout(datastore, happening),
+        Happening::CacheLost { .. }
+        | Happening::CacheDeviceLost { .. }
+        | Happening::CacheCorrupt { .. }
+        | Happening::CacheDiscarded { .. } => of_cache(happening),
         Happening::Missed { count } => {
             format!(
                 "{count} events on datastore {datastore} were lost before they could be reported"
@@ -338,6 +342,47 @@ fn of_layout(datastore: &Name, happening: &Happening) -> String {
     }
 }
 
+/// The text of an event of a disk's flash cache.
+fn of_cache(happening: &Happening) -> String {
+    match happening {
+        Happening::CacheLost {
+            disk,
+            cache,
+            lost_bytes: 0,
+        } => format!(
+            "the devices of cache {cache} have failed: disk {disk} goes on without it, and nothing is lost"
+        ),
+        Happening::CacheLost {
+            disk,
+            cache,
+            lost_bytes,
+        } => format!(
+            "the devices of cache {cache} have failed, with up to {lost_bytes} bytes of writes that disk {disk} does not have: it has \
+             stopped; see `tidegate disk show {disk}`"
+        ),
+        Happening::CacheDeviceLost {
+            disk,
+            cache,
+            device,
+            why,
+        } => format!(
+            "disk {disk} goes on without device {device} of cache {cache}: {why}; replace that device"
+        ),
+        Happening::CacheCorrupt {
+            disk,
+            cache,
+            offset_bytes,
+        } => format!(
+            "cache {cache} does not return what was written at byte {offset_bytes} of disk {disk}, which nothing else has: reads of \
+             that page fail"
+        ),
+        Happening::CacheDiscarded { disk, cache } => format!(
+            "disk {disk} was attached without what only cache {cache} had: these writes are lost"
+        ),
+        other => other.word().to_owned(),
+    }
+}
+
 fn log(event: &Event) {
     let (disk, host) = match &event.happening {
         Happening::ReservationUnmet { disk } | Happening::BurstLow { disk, .. } => {
@@ -353,6 +398,10 @@ fn log(event: &Event) {
         | Happening::IoWaiting { disk }
         | Happening::IoResumed { disk }
         | Happening::Scrubbed { disk, .. }
+        | Happening::CacheLost { disk, .. }
+        | Happening::CacheDeviceLost { disk, .. }
+        | Happening::CacheCorrupt { disk, .. }
+        | Happening::CacheDiscarded { disk, .. }
         | Happening::DiskMoved { disk, .. } => (Some(disk), None),
         Happening::HostSeen { host, .. } | Happening::HostLost { host, .. } => (None, Some(host)),
         // The engine logged these when it noticed them.
@@ -391,6 +440,10 @@ fn wants_a_look(happening: &Happening) -> bool {
             | Happening::MemberImageMissing { .. }
             | Happening::MembersLost { .. }
             | Happening::IoWaiting { .. }
+            | Happening::CacheLost { .. }
+            | Happening::CacheDeviceLost { .. }
+            | Happening::CacheCorrupt { .. }
+            | Happening::CacheDiscarded { .. }
     ) || matches!(
         happening,
         Happening::Scrubbed { different, unreadable, .. } if different + unreadable > 0

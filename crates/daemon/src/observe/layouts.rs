@@ -2,11 +2,17 @@
 
 use tidegate_api::descriptor::MemberPlace;
 use tidegate_api::events::Happening;
+use tidegate_api::explain::{Part, PartName};
 use tidegate_api::name::Name;
-use tidegate_core::layout::{DropCause, LayoutNotice, LayoutReport, MemberState, Target};
+use tidegate_core::layout::cache::PAGE;
+use tidegate_core::layout::{
+    CacheReport, DropCause, LayoutNotice, LayoutReport, MemberState, Target,
+};
 use tidegate_core::request::Fault;
 
 use crate::disks::attached::Attached;
+use crate::observe::explain::time;
+use crate::observe::sample::ratio;
 
 /// I/Os in flight below which a member does not count as slow: fewer come and go by chance.
 const WAITS: u32 = 4;
@@ -17,6 +23,9 @@ pub(crate) fn happening(
     live: Option<&Attached>,
     notice: LayoutNotice,
 ) -> Option<(Name, Happening)> {
+    if let Some(cached) = live.and_then(|live| of_cache(disk, live, notice)) {
+        return cached;
+    }
     // A disk that was detached meanwhile causes no further events.
     let live = live.filter(|live| live.descriptor().is_some_and(|d| d.has_layout()))?;
     let (place, disk) = (|member| datastore_of(live, member), disk.clone());
@@ -66,12 +75,56 @@ pub(crate) fn happening(
                 unreadable: scrub.unreadable,
             },
         ),
-        // Of a disk with a cache; none is attached yet.
-        LayoutNotice::CacheCleaned { .. }
+        LayoutNotice::ReadFailed { .. }
+        | LayoutNotice::CacheCleaned { .. }
         | LayoutNotice::CacheCorrupt { .. }
         | LayoutNotice::CacheLost { .. } => return None,
-        LayoutNotice::ReadFailed { .. } => return None,
     })
+}
+
+/// The event of a notice of a disk's flash cache, if there is one. None: the notice is of something else.
+#[expect(clippy::option_option, reason = "a notice of a cache may be no event")]
+fn of_cache(
+    disk: &Name,
+    live: &Attached,
+    notice: LayoutNotice,
+) -> Option<Option<(Name, Happening)>> {
+    let cache = live.cache().map(|cache| cache.cache);
+    let (disk, on) = (disk.clone(), live.datastore().clone());
+    let members = live.members().len();
+    match notice {
+        LayoutNotice::CacheCleaned { .. } | LayoutNotice::CacheLost { dirty: 0, .. } => Some(None),
+        LayoutNotice::CacheLost { dirty, .. } => Some(cache.map(|cache| {
+            let lost_bytes = dirty * PAGE;
+            let happening = Happening::CacheLost {
+                disk,
+                cache,
+                lost_bytes,
+            };
+            (on, happening)
+        })),
+        LayoutNotice::CacheCorrupt { offset } => Some(cache.map(|cache| {
+            let happening = Happening::CacheCorrupt {
+                disk,
+                cache,
+                offset_bytes: offset,
+            };
+            (on, happening)
+        })),
+        LayoutNotice::Dropped { member, cause } if usize::from(member.0) >= members => {
+            let device = usize::from(member.0) - members;
+            Some(cache.map(|cache| {
+                let happening = Happening::CacheDeviceLost {
+                    disk,
+                    cache,
+                    device: u8::try_from(device).unwrap_or(u8::MAX),
+                    why: reason(cause).to_owned(),
+                };
+                (on, happening)
+            }))
+        }
+        _ => None,
+    }
 }
 
 /// What is worth knowing of a disk's members when its speed is explained: which of them are missing, and which one is slow.
@@ -108,6 +161,40 @@ pub(crate) fn notes(places: &[MemberPlace], report: &LayoutReport) -> Vec<String
             "member {nth} on datastore {} is the slowest: it has {most} I/Os in flight, the others at most {second}",
             place.datastore
         ));
+    }
+    notes
+}
+
+/// What is worth knowing of a disk's flash cache when its speed is explained.
+pub(crate) fn cache_notes(report: &CacheReport, parts: &[Part]) -> Vec<String> {
+    let mut notes = Vec::new();
+    if !report.in_use {
+        notes.push("its flash cache has failed, and is not used".to_owned());
+        return notes;
+    }
+    let all = report.hits + report.misses;
+    if all == 0 {
+        return notes;
+    }
+    let misses = ratio(report.misses, all);
+    let percent = (1.0 - misses) * 100.0;
+    let datastore = parts.iter().find(|part| part.part == PartName::Datastore);
+    let wait = match datastore {
+        // What flash answers takes a small part of the mean.
+        Some(part) if misses >= 0.01 => {
+            format!(
+                "; a miss waits up to {} for the datastore",
+                time(part.mean_us * 1e3 / misses)
+            )
+        }
+        _ => String::new(),
+    };
+    notes.push(format!(
+        "{percent:.0} % of page reads hit its flash cache since it was attached{wait}"
+    ));
+    if report.dirty > 0 {
+        let dirty = (report.dirty * PAGE) >> 20;
+        notes.push(format!("up to {dirty} MiB of its writes are only on flash"));
     }
     notes
 }

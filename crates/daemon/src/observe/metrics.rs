@@ -26,6 +26,7 @@ use crate::observe::counters::Counters;
 use crate::observe::sample::ControlMoment;
 use crate::text::float;
 
+mod cache;
 mod control;
 mod families;
 
@@ -134,6 +135,7 @@ fn settings(page: &mut Page, disks: &[AttachedMoment]) {
     each(page, &DISK_SIZE, |d| Some(d.size_bytes));
     each(page, &DISK_ALLOCATED, |d| d.allocated_bytes);
     members(page, disks);
+    cache::families(page, disks);
     each(page, &DISK_SHARES, |d| Some(d.shares.into()));
     each(page, &DISK_RESERVATION, |d| Some(d.reservation_iops));
     each(page, &DISK_LIMIT, |d| d.limit_iops);
@@ -422,6 +424,7 @@ mod tests {
     use crate::disks::counters::{ClientCounts, DiskCounters, MemberMoment};
     use crate::observe::sample::ThreadMoment;
     use std::collections::BTreeMap;
+    use tidegate_api::cache::CacheCounts;
     use tidegate_api::datastore::DatastoreSettings;
     use tidegate_api::disk::{RingCounts, UpstreamCounts};
     use tidegate_core::governor::{Governor, Kind, Settings, Threshold};
@@ -519,6 +522,7 @@ mod tests {
             thread: 0,
             attached: Time::ZERO,
             now: Time::from_nanos(2_000_000_000),
+            cache: None,
             stats: None,
         };
         Facts {
@@ -581,6 +585,14 @@ mod tests {
                 state: MemberState::Rebuilding,
                 left_bytes: Some(4096),
             }],
+            cache: Some((
+                "fast".parse().unwrap(),
+                CacheCounts {
+                    dirty_bytes: 65_536,
+                    hits_total: 7,
+                    ..CacheCounts::default()
+                },
+            )),
         }
     }
 
@@ -592,6 +604,18 @@ mod tests {
             format!("tidegate_disk_member_state{{{labels},state=\"rebuilding\"}} 1"),
             format!("tidegate_disk_member_state{{{labels},state=\"in-sync\"}} 0"),
             format!("tidegate_disk_rebuild_bytes{{{labels}}} 4096"),
+        ] {
+            assert!(page.lines().any(|told| told == line), "{line}\n{page}");
+        }
+    }
+
+    #[test]
+    fn a_disks_flash_cache_is_on_the_page() {
+        let page = page(&facts(), 0);
+        let labels = "disk=\"a\",datastore=\"local\",cache=\"fast\"";
+        for line in [
+            format!("tidegate_disk_cache_dirty_bytes{{{labels}}} 65536"),
+            format!("tidegate_disk_cache_hits_total{{{labels}}} 7"),
         ] {
             assert!(page.lines().any(|told| told == line), "{line}\n{page}");
         }

@@ -281,6 +281,11 @@ impl Monitor {
         {
             explanation.notes.extend(layouts::notes(&places, &report));
         }
+        if let Some(report) = live.cache_report() {
+            explanation
+                .notes
+                .extend(layouts::cache_notes(&report, explanation.parts.as_slice()));
+        }
         Ok(explanation)
     }
 

@@ -78,6 +78,7 @@ pub(crate) fn disk(now: &DiskCounters, before: Option<&DiskCounters>) -> DiskSta
             op: "all".to_owned(),
             ..OpStats::default()
         },
+        cache_hit_ratio: hit_ratio(now, before),
         ops: Vec::new(),
     };
     let Some(new) = now.stats.as_deref() else {
@@ -100,6 +101,18 @@ pub(crate) fn disk(now: &DiskCounters, before: Option<&DiskCounters>) -> DiskSta
     }
     stats.all = all.tell("all", window_s);
     stats
+}
+
+/// The part of page reads between the two that a flash cache answered.
+fn hit_ratio(now: &DiskCounters, before: Option<&DiskCounters>) -> Option<f64> {
+    let [hits, misses] = now.cache?;
+    let old = before.and_then(|before| before.cache);
+    // The cache of another attachment, or one that was given again, counts from zero.
+    let [old_hits, old_misses] = old
+        .filter(|[old_hits, old_misses]| *old_hits <= hits && *old_misses <= misses)
+        .unwrap_or_default();
+    let (hits, misses) = (hits - old_hits, misses - old_misses);
+    (hits + misses > 0).then(|| ratio(hits, hits + misses))
 }
 
 /// The activity of an I/O thread between `before` (or its start) and now.
@@ -295,6 +308,7 @@ mod tests {
             thread: 0,
             attached: Time::ZERO,
             now: Time::from_nanos(5_000_000_000),
+            cache: None,
             stats: None,
         };
         let stats = disk(&moment, Some(&moment));

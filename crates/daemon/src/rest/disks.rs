@@ -128,7 +128,7 @@ async fn detach(
     Body(order): Body<DiskDetach>,
 ) -> Answer<Disk> {
     work_on(daemon, of, move |disk_service, name| {
-        disk_service.detach(name, order.clients)
+        disk_service.detach(name, order)
     })
     .await
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use tidegate_api::cache::Dirty;
 use tidegate_api::disk as api;
 use tidegate_api::events::Happening;
 use tidegate_api::iocontrol::{Admission, Promise};
@@ -16,6 +17,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::claims::{self, Claim};
+use super::flash::Using;
 use super::members::{OpenMembers, Opening};
 use super::policy;
 use super::{DiskService, locked, unreadable};
@@ -111,7 +113,12 @@ impl DiskService {
     }
 
     /// Detaches a disk, and no longer attaches it at the next start.
-    pub(crate) fn detach(&self, name: &Name, clients: api::Clients) -> Outcome<api::Disk> {
+    pub(crate) fn detach(
+        &self,
+        name: &Name,
+        order: impl Into<api::DiskDetach>,
+    ) -> Outcome<api::Disk> {
+        let order = order.into();
         let what = format!("cannot detach disk {name}");
         let was_on = self.claims.wait_for_detach(name, self.parting)?;
         let claim = self.claim(name, &what)?;
@@ -129,13 +136,18 @@ impl DiskService {
         let mut ended = Ok(());
         if let Some(live) = live {
             let connected = live.clients();
-            if clients == api::Clients::Keep && !connected.is_empty() {
+            if order.clients == api::Clients::Keep && !connected.is_empty() {
                 let who: Vec<_> = connected.iter().map(|client| client.peer.clone()).collect();
                 return Err(Problem::new(ProblemCode::Busy, what)
                     .because(format!("it is in use by {}", who.join(", ")))
                     .remedy(format!(
                         "disconnect them first (unplug it in the guest), or add --disconnect: tidegate disk detach {name} --disconnect"
                     )));
+            }
+            if order.dirty != Dirty::Keep && live.cache().is_some() {
+                let found = self.find(name).map_err(|e| e.within(&what))?;
+                self.save_dirty(&found, &live)
+                    .map_err(|e| e.within(&what))?;
             }
             ended = self.take_down(&live, Some(claim.clone()));
         }
@@ -202,7 +214,8 @@ impl DiskService {
     /// Returns the disk as it was when it was attached.
     fn bring_up(&self, found: Found, order: &api::DiskAttach, claim: &Claim) -> Outcome<Found> {
         limits::must_have_room(&format!("cannot attach disk {}", found.name))?;
-        let (whole, members) = self.open_as_it_stands(found, order)?;
+        let (mut whole, members) = self.open_as_it_stands(found, order)?;
+        let (flash, without) = self.plan_flash(&mut whole, order)?;
         let trusted = self.trusted(&whole)?;
         let found = &trusted.found;
         let mut plan = plan::disk(found)?;
@@ -234,9 +247,10 @@ impl DiskService {
             admission = policy::weaker(admission, there);
         }
         let images = members.images();
+        let (flash, begun) = flash.map(Using::split).unzip();
         let disk = self
             .host
-            .attach_members(&plan, members.opened, Some(under))?;
+            .attach_members(&plan, members.opened, Some(under), flash)?;
         in_use.has_come();
         for other in &members.uses {
             other.in_use.has_come();
@@ -260,6 +274,15 @@ impl DiskService {
             in_use: Some(in_use),
             uses: members.uses,
         });
+        live.set_cache_problem(without);
+        if let Some(begun) = begun
+            && let Err(problem) = self.begin_planned(&whole, &live, begun)
+        {
+            return Err(match self.let_go(&live, Some(claim.clone())) {
+                Ok(()) => problem,
+                Err(second) => problem.because(second),
+            });
+        }
         let socket = self.root.disk_socket(&found.name);
         match VhostListener::start(socket, &live) {
             Ok(listener) => live.listen(listener),
@@ -275,6 +298,7 @@ impl DiskService {
         }
         self.live.insert(Arc::clone(&live));
         self.notices.note_degraded();
+        self.notices.note_cache();
         self.tell_given_up(&whole, order);
         self.write_copies(&whole);
         tracing::info!(disk = %found.name, datastore = %found.datastore, io = live.io(), "attached");

@@ -177,6 +177,8 @@ impl DiskService {
         let what = format!("cannot resize disk {name}");
         let _claim = self.claim(name, &what)?;
         let (mut found, _turn) = self.find_to_change(name)?;
+        self.must_be_resizable(&mut found, order.size_bytes)
+            .map_err(|e| e.within(&what))?;
         if found.descriptor.has_layout() {
             return self.resize_members(found, order, &what);
         }
@@ -254,6 +256,9 @@ impl DiskService {
             self.delete_members(&found, &what)?;
         } else {
             self.delete_plain(&found, &what)?;
+        }
+        if let Some(flash) = &found.descriptor.flash {
+            self.give_back(flash, found.descriptor.uuid)?;
         }
         self.delete_outdated(&found);
         self.forget_agreed(&found)?;

@@ -86,8 +86,8 @@ mod tests {
             layout: LayoutSpec::Mirror,
             members: vec![member; 2],
             scrub: None,
-            waiting: true,
             cache: None,
+            waiting: true,
         };
         let places = ["a", "b"].map(|on| MemberPlace::on(on.parse().unwrap()));
         let name = "d".parse().unwrap();

@@ -25,6 +25,7 @@ use tidegate_core::layout::{LayoutOrder, MemberState};
 
 use super::claims::Claim;
 use super::datastores::space;
+use super::flash::must_have_no_cache;
 use super::members::{OpenMembers, Opening};
 use super::{DiskService, layouts};
 use crate::config::plan::layout;
@@ -68,6 +69,7 @@ impl DiskService {
             .datastore(&order.to)
             .map_err(|e| e.within(&what))?;
         must_be_movable(&source, &settings, order).map_err(|e| e.within(&what))?;
+        must_have_no_cache(&live).map_err(|e| e.within(&what))?;
         self.must_be_in_place(&live).map_err(|e| e.within(&what))?;
         let moving = self
             .begin_move(live, source, order, settings)

@@ -22,6 +22,7 @@ use crate::control::Identity;
 mod away;
 mod detaching;
 mod displaced;
+mod flash;
 mod growth;
 mod hanging;
 mod images;
@@ -50,6 +51,11 @@ fn name(text: &str) -> Name {
 }
 
 fn stage() -> Stage {
+    stage_of([1; 16], "one")
+}
+
+/// The stage of a host with this identity.
+fn stage_of(id: [u8; 16], host: &str) -> Stage {
     let place = tempfile::tempdir().unwrap();
     let root = Root::find(Some(place.path().join("root"))).unwrap();
     root.create().unwrap();
@@ -60,9 +66,9 @@ fn stage() -> Stage {
         cpus: Vec::new(),
     };
     let identity = Identity {
-        id: [1; 16],
-        name: "one".to_owned(),
-        lock: [1; 16],
+        id,
+        name: host.to_owned(),
+        lock: id,
     };
     let disk_service = DiskService::new(
         root,

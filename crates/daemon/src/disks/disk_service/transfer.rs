@@ -13,6 +13,7 @@ use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 
 use super::change::{Purpose, attached};
+use super::flash::must_be_saved;
 use super::{Claim, DiskService};
 use crate::disks::copy::device::{self, DeviceSink};
 use crate::disks::copy::{Progress, RawFile};
@@ -111,6 +112,7 @@ impl DiskService {
         let found = self.find(name)?;
         only_files(&found.settings, &what)?;
         self.only_plain(&found, &what)?;
+        must_be_saved(&found).map_err(|e| e.within(format!("cannot {what}")))?;
         if self.live.get(name).is_some() {
             return Err(self.in_use(name, format!("cannot {what}")));
         }

@@ -83,6 +83,22 @@ families! {
         "1 for the current state of a member of the disk's layout, 0 for the others; `datastore` is the member's.";
     DISK_REBUILD: Gauge "tidegate_disk_rebuild_bytes" ["disk, datastore, member"]
         "Bytes that are left to copy to a member while it is rebuilt.";
+    DISK_CACHE_SIZE: Gauge "tidegate_disk_cache_bytes" ["disk, datastore, cache"]
+        "Bytes that fit into the disk's part of its flash cache.";
+    DISK_CACHE_FREE: Gauge "tidegate_disk_cache_free_bytes" ["disk, datastore, cache"]
+        "Bytes of that part that are free.";
+    DISK_CACHE_DIRTY: Gauge "tidegate_disk_cache_dirty_bytes" ["disk, datastore, cache"]
+        "Bytes that only the flash cache has, at most: the disk does not.";
+    DISK_CACHE_HITS: Counter "tidegate_disk_cache_hits_total" ["disk, datastore, cache"]
+        "Reads of pages of 64 KiB that the flash cache answered.";
+    DISK_CACHE_MISSES: Counter "tidegate_disk_cache_misses_total" ["disk, datastore, cache"]
+        "Reads of such pages that went to the disk.";
+    DISK_CACHE_FILLS: Counter "tidegate_disk_cache_fills_total" ["disk, datastore, cache"]
+        "Pages that reads brought into the flash cache.";
+    DISK_CACHE_FAULTS: Counter "tidegate_disk_cache_read_faults_total" ["disk, datastore, cache"]
+        "Reads of flash that failed.";
+    DISK_CACHE_WRITTEN: Counter "tidegate_disk_cache_written_bytes_total" ["disk, datastore, cache"]
+        "Bytes written to flash for the disk, on all devices of the cache.";
     DISK_SHARES: Gauge "tidegate_disk_shares" ["disk, datastore"]
         "The disk's relative weight.";
     DISK_RESERVATION: Gauge "tidegate_disk_reservation_iops" ["disk, datastore"]

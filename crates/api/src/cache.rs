@@ -1,0 +1,347 @@
+//! Flash caches: their state in REST, commands on them, and what a disk's descriptor says about its cache.
+//!
+//! A cache belongs to one host. A disk's descriptor names it, so that no other host uses the disk while the cache has what
+//! the disk does not.
+//!
+//! # Always true
+//! - `has_dirty` is false only while the disk has everything that was acknowledged
+//! - flash is valid only for the last use of the disk, whose number is `attachment`
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::descriptor::Uuid;
+use crate::name::Name;
+use crate::problem::Problem;
+use crate::units::Size;
+
+/// The largest number of a use: TOML's integers have 63 bits.
+pub const MAX_ATTACHMENT: u64 = i64::MAX as u64;
+
+/// When a disk with a flash cache answers writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum FlashMode {
+    /// Once the disk has them.
+    #[default]
+    WriteThrough,
+    /// Once flash has them.
+    WriteBack,
+    /// The cache is not used.
+    Off,
+}
+
+impl FlashMode {
+    /// All modes.
+    pub const ALL: [FlashMode; 3] = [
+        FlashMode::WriteThrough,
+        FlashMode::WriteBack,
+        FlashMode::Off,
+    ];
+
+    /// Its name.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            FlashMode::WriteThrough => "write-through",
+            FlashMode::WriteBack => "write-back",
+            FlashMode::Off => "off",
+        }
+    }
+}
+
+impl std::fmt::Display for FlashMode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl std::str::FromStr for FlashMode {
+    type Err = String;
+    fn from_str(text: &str) -> Result<FlashMode, String> {
+        let mut modes = FlashMode::ALL.into_iter();
+        modes.find(|mode| mode.as_str() == text).ok_or_else(|| {
+            format!("'{text}' is not a mode of a flash cache: use write-through, write-back or off")
+        })
+    }
+}
+
+/// The flash cache of a disk, as its descriptor says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FlashUse {
+    /// The cache's name on its host.
+    pub cache: Name,
+    /// The cache's identity.
+    pub id: Uuid,
+    /// The identity of its host.
+    pub host: Uuid,
+    /// The name of its host, for people.
+    pub host_name: String,
+    /// When writes are answered.
+    pub mode: FlashMode,
+    /// The last use of the disk: flash that belongs to another one is void.
+    pub attachment: u64,
+    /// Whether the cache may have what the disk does not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_dirty: bool,
+    /// The disk's part of the cache, when it was last attached: no more is at stake.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part: Option<Size>,
+    /// The least part that the disk needs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min: Option<Size>,
+    /// The largest part that the disk may have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max: Option<Size>,
+    /// Whether write-back is allowed on a single device.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub single_device: bool,
+}
+
+/// A flash cache's current state.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Cache {
+    /// Its name, unique on this host.
+    pub name: Name,
+    /// Its identity.
+    pub uuid: String,
+    /// Its devices: one, or two with the same bytes.
+    pub devices: Vec<CacheDevice>,
+    /// Bytes that disks can use.
+    pub size_bytes: u64,
+    /// Bytes that no disk has.
+    pub free_bytes: u64,
+    /// The unit in which disks get their parts, in bytes.
+    pub chunk_bytes: u64,
+    /// Bytes that disks have written there and that their datastores do not have, at most.
+    pub dirty_bytes: u64,
+    /// Bytes written to its devices since their disks were attached.
+    pub flash_written_bytes_total: u64,
+    /// Bytes that may be written to each device in a day, if there is a budget. It is reported and not enforced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget_bytes_per_day: Option<u64>,
+    /// The disks that have a part of it, by name.
+    pub disks: Vec<CachedDisk>,
+    /// What is wrong with it, if anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<Problem>,
+}
+
+/// A device of a flash cache.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct CacheDevice {
+    /// The file or block device.
+    #[schema(value_type = String)]
+    pub path: PathBuf,
+    /// Its size in bytes, if it can be used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
+    /// Why it cannot be used, if so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<Problem>,
+}
+
+/// A disk's part of a flash cache.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct CachedDisk {
+    /// The disk.
+    pub disk: Name,
+    /// Its part of the cache in bytes.
+    pub size_bytes: u64,
+    /// The cache at work, if the disk is attached with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_work: Option<CacheCounts>,
+}
+
+/// What a disk's flash cache has done since the disk was attached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CacheCounts {
+    /// When writes are answered.
+    pub mode: FlashMode,
+    /// Whether it is used: not after its devices have failed.
+    pub in_use: bool,
+    /// Devices that have everything.
+    pub devices: u8,
+    /// Bytes that fit into it.
+    pub size_bytes: u64,
+    /// Bytes of it that are free.
+    pub free_bytes: u64,
+    /// Bytes that the disk does not have, at most.
+    pub dirty_bytes: u64,
+    /// Reads of pages of 64 KiB that flash answered.
+    pub hits_total: u64,
+    /// Those that the disk answered.
+    pub misses_total: u64,
+    /// Pages that reads brought in.
+    pub fills_total: u64,
+    /// Reads of flash that failed.
+    pub read_faults_total: u64,
+    /// Bytes written to flash, on all devices.
+    pub flash_written_bytes_total: u64,
+}
+
+/// The flash cache of a disk.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct DiskFlash {
+    /// The cache's name on its host.
+    pub cache: Name,
+    /// The name of its host.
+    pub host: String,
+    /// Whether that is this host.
+    pub here: bool,
+    /// When writes are to be answered.
+    pub mode: FlashMode,
+    /// Whether the cache may have what the disk does not.
+    pub has_dirty: bool,
+    /// The disk's part of the cache in bytes, as far as known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part_bytes: Option<u64>,
+    /// The least part that the disk needs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_bytes: Option<u64>,
+    /// The largest part that the disk may have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_bytes: Option<u64>,
+    /// The cache at work, if the disk is attached with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_work: Option<CacheCounts>,
+    /// Why the disk is used without it, if so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<Problem>,
+}
+
+/// All flash caches of this host.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct CacheList {
+    /// In the order of their names.
+    pub caches: Vec<Cache>,
+}
+
+/// A request to create a flash cache.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CacheCreate {
+    /// Its name, unique on this host.
+    pub name: Name,
+    /// The files or block devices: one, or two that are to have the same bytes.
+    #[schema(value_type = Vec<String>)]
+    pub devices: Vec<PathBuf>,
+    /// Bytes to use of each; null: all of a device. A file that does not exist is created with this size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
+    /// How often the whole device may be written in a day; null: no budget.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub endurance_dwpd: Option<f64>,
+    /// What to do about data on the devices.
+    #[serde(default)]
+    pub data: CacheData,
+}
+
+/// What to do about data on a device that becomes a flash cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum CacheData {
+    /// If there is any, the request fails.
+    #[default]
+    Keep,
+    /// It is overwritten.
+    Overwrite,
+}
+
+/// A request to bring to the datastores what only a cache has.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CacheFlush {
+    /// Of this disk only; null: of all disks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<Name>,
+}
+
+/// Changes to a disk's flash cache. An absent field stays as it is. They take effect at once, on attached disks too.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DiskFlashSet {
+    /// The cache; null: none.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "crate::disk::null_is_a_value"
+    )]
+    #[schema(value_type = Option<String>)]
+    pub cache: Option<Option<Name>>,
+    /// When writes are answered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<FlashMode>,
+    /// The least part of the cache that the disk needs; null: none.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "crate::disk::null_is_a_value"
+    )]
+    #[schema(value_type = Option<u64>)]
+    pub min_bytes: Option<Option<u64>>,
+    /// The largest part that the disk may have; null: its share.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "crate::disk::null_is_a_value"
+    )]
+    #[schema(value_type = Option<u64>)]
+    pub max_bytes: Option<Option<u64>>,
+    /// Whether write-back is allowed on a cache of one device. If that fails, its writes are lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub single_device: Option<SingleDevice>,
+}
+
+/// Whether a disk may write back on a cache of one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum SingleDevice {
+    /// The request fails.
+    Refuse,
+    /// It may: what only the device has is lost with it.
+    Accept,
+}
+
+/// What to do about what only a flash cache has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Dirty {
+    /// Detach: bring it to the disk's datastore first. Attach: use it, or fail.
+    #[default]
+    Save,
+    /// Detach: leave it on flash. The disk can be attached on this host only.
+    Keep,
+    /// Attach: give it up. What only the cache has is lost.
+    Discard,
+}
+
+impl Dirty {
+    pub(crate) fn is_save(&self) -> bool {
+        *self == Dirty::Save
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_cache_is_not_the_same_as_the_same_cache() {
+        let set: DiskFlashSet = serde_json::from_str(r#"{"cache": null}"#).unwrap();
+        assert_eq!(set.cache, Some(None));
+        let set: DiskFlashSet = serde_json::from_str(r#"{"mode": "off"}"#).unwrap();
+        assert_eq!((set.cache, set.mode), (None, Some(FlashMode::Off)));
+    }
+
+    #[test]
+    fn a_mode_is_read_as_it_is_written() {
+        for mode in FlashMode::ALL {
+            assert_eq!(mode.to_string().parse(), Ok(mode));
+        }
+        let refused = "fast".parse::<FlashMode>().unwrap_err();
+        assert!(refused.contains("write-back"), "{refused}");
+    }
+}

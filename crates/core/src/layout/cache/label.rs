@@ -1,0 +1,94 @@
+//! The label at the beginning of a flash device: which cache it belongs to.
+//!
+//! The daemon writes it when a cache is created, and reads it before a disk uses the device. The first chunk of a device has
+//! nothing else.
+//!
+//! # Picture
+//! ```text
+//!   10  cache 16, device 1, devices 1, 0 4, chunk 8, size 8
+//! ```
+
+use crate::block::{BLOCK, Reader, Unreadable, Writer};
+
+const MAGIC: [u8; 8] = *b"TGFLASH1";
+const VERSION: u16 = 1;
+
+/// See the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceLabel {
+    /// The cache's identity.
+    pub cache: [u8; 16],
+    /// Which of its devices it is, from 0.
+    pub device: u8,
+    /// How many devices it has.
+    pub devices: u8,
+    /// Bytes of a chunk.
+    pub chunk: u64,
+    /// Bytes of the device that the cache uses.
+    pub size: u64,
+}
+
+impl DeviceLabel {
+    /// The block at the beginning of the device.
+    pub fn encode(&self) -> [u8; BLOCK] {
+        let mut out = Writer::new(MAGIC, VERSION);
+        out.put(&self.cache);
+        out.put(&[self.device, self.devices, 0, 0, 0, 0]);
+        out.put(&self.chunk.to_le_bytes());
+        out.put(&self.size.to_le_bytes());
+        out.finish()
+    }
+
+    /// Reads such a block.
+    ///
+    /// # Errors
+    /// It is empty, something else, of another version, or damaged.
+    pub fn decode(bytes: &[u8]) -> Result<DeviceLabel, Unreadable> {
+        let mut from = Reader::open(bytes, MAGIC, VERSION)?;
+        let cache = from.take();
+        let [device, devices, ..] = from.take::<6>();
+        let label = DeviceLabel {
+            cache,
+            device,
+            devices,
+            chunk: u64::from_le_bytes(from.take()),
+            size: u64::from_le_bytes(from.take()),
+        };
+        let is_sound = device < devices && devices <= 2;
+        is_sound.then_some(label).ok_or(Unreadable::Torn)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LABEL: DeviceLabel = DeviceLabel {
+        cache: [7; 16],
+        device: 1,
+        devices: 2,
+        chunk: 1 << 20,
+        size: 64 << 20,
+    };
+
+    #[test]
+    fn a_label_is_read_as_it_was_written() {
+        assert_eq!(DeviceLabel::decode(&LABEL.encode()), Ok(LABEL));
+    }
+
+    #[test]
+    fn what_is_no_label_is_refused() {
+        assert_eq!(DeviceLabel::decode(&[0; BLOCK]), Err(Unreadable::Empty));
+        assert_eq!(
+            DeviceLabel::decode(&[0xdd; BLOCK]),
+            Err(Unreadable::Foreign)
+        );
+        for at in [8, 10, 26, 100, BLOCK - 1] {
+            let mut bytes = LABEL.encode();
+            bytes[at] ^= 1;
+            assert!(DeviceLabel::decode(&bytes).is_err(), "byte {at}");
+        }
+        let third = DeviceLabel { device: 2, ..LABEL };
+        assert_eq!(DeviceLabel::decode(&third.encode()), Err(Unreadable::Torn));
+    }
+}

@@ -1,0 +1,304 @@
+//! The flash caches of this host: their records, their devices, and which chunks each disk has.
+//!
+//! The disk service calls this. A record is the authority on who has which chunk, and is replaced as a whole before a chunk
+//! is used. Nothing on flash but a label says which cache a device belongs to.
+//!
+//! # Always true
+//! - a chunk has one disk at most, and the record says so before the disk uses it
+//! - a device is used only if its label names this cache and this place in it
+//!
+//! # Picture
+//! ```text
+//! STATE/caches/NAME.toml        identity, devices, chunks by disk
+//! device: chunk 0: label        chunks 1 ..: the disks' parts
+//! ```
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tidegate_api::cache::{CacheCreate, CacheData};
+use tidegate_api::descriptor::Uuid;
+use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_core::layout::cache::area::Area;
+use tidegate_core::layout::cache::label::DeviceLabel;
+use tidegate_engine::datastore::OpenedImage;
+use tidegate_engine::datastore::dir::SharedFile;
+
+use crate::os_error::{self, Outcome};
+use crate::text::new_uuid;
+use chunks::{Part, Wanted};
+pub(crate) use record::Record;
+
+pub(crate) mod chunks;
+mod devices;
+mod record;
+
+/// The least and the most bytes of a cache.
+const SIZES: [u64; 2] = [64 << 20, 4 << 40];
+/// The smallest and the largest chunk. Origin: 16 MiB is the design's unit; a small cache has smaller ones, so that several
+/// disks fit.
+const CHUNKS: [u64; 2] = [1 << 20, 16 << 20];
+/// Chunks of a cache, roughly, while they are smaller than the largest. Origin: hundreds of disks fit.
+const CHUNKS_WANTED: u64 = 4096;
+
+/// See the module.
+pub(crate) struct Caches {
+    folder: PathBuf,
+    /// Devices that are open, by cache.
+    open: Mutex<BTreeMap<Name, Arc<Devices>>>,
+    /// Serialises changes of records.
+    changing: Mutex<()>,
+}
+
+/// The open devices of a cache, or why one cannot be used.
+pub(crate) struct Devices(Vec<Outcome<Arc<SharedFile>>>);
+
+impl Devices {
+    /// Images of the devices for one disk. None: away.
+    pub(crate) fn images(&self) -> Outcome<Vec<Option<OpenedImage>>> {
+        let image = |device: &Outcome<Arc<SharedFile>>| match device {
+            Ok(file) => file.image().map(Some).map_err(|e| crate::host::problem(&e)),
+            Err(_) => Ok(None),
+        };
+        self.0.iter().map(image).collect()
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Why a device cannot be used, by number.
+    pub(crate) fn problems(&self) -> Vec<Option<Problem>> {
+        let problem = |device: &Outcome<Arc<SharedFile>>| device.as_ref().err().cloned();
+        self.0.iter().map(problem).collect()
+    }
+
+    /// Whether none can be used.
+    pub(crate) fn are_all_away(&self) -> bool {
+        self.0.iter().all(Result::is_err)
+    }
+}
+
+impl Caches {
+    /// The caches of a root's state directory.
+    pub(crate) fn new(state: &Path) -> Caches {
+        Caches {
+            folder: state.join("caches"),
+            open: Mutex::default(),
+            changing: Mutex::default(),
+        }
+    }
+
+    /// All records, each read or with the reason why it cannot be.
+    pub(crate) fn all(&self) -> Outcome<BTreeMap<Name, Outcome<Record>>> {
+        record::names(&self.folder).map(|names| {
+            let read = |name: Name| {
+                let record = self.record(&name);
+                (name, record)
+            };
+            names.into_iter().map(read).collect()
+        })
+    }
+
+    /// The record of a cache.
+    pub(crate) fn record(&self, name: &Name) -> Outcome<Record> {
+        record::read(&self.folder, name)
+    }
+
+    /// Creates a cache. `must_be_free` fails if a file or device is used otherwise.
+    pub(crate) fn create(
+        &self,
+        order: &CacheCreate,
+        must_be_free: impl Fn(&Path) -> Outcome<()>,
+    ) -> Outcome<()> {
+        let _changing = locked(&self.changing);
+        let name = &order.name;
+        record::must_be_new(&self.folder, name)?;
+        if !matches!(order.devices.len(), 1 | 2) {
+            return Err(
+                os_error::invalid("a cache has one device, or two with the same bytes")
+                    .remedy("give one --device, and one --mirror or none"),
+            );
+        }
+        if order
+            .endurance_dwpd
+            .is_some_and(|dwpd| !(dwpd > 0.0 && dwpd <= 1000.0))
+        {
+            return Err(os_error::invalid(
+                "the endurance is not above 0 and at most 1000 writes a day",
+            )
+            .remedy("give it as on the device's data sheet, such as --endurance 1dwpd"));
+        }
+        for path in &order.devices {
+            must_be_free(path)?;
+        }
+        let made = devices::prepare(&order.devices, order.size_bytes)?;
+        let files = made.open()?;
+        let smallest = files.iter().map(SharedFile::size).min().unwrap_or(0);
+        let size = order.size_bytes.unwrap_or(smallest);
+        must_be_possible(size, smallest)?;
+        let uuid = new_uuid()?;
+        let (chunk, count) = (chunk_of(size), u8::try_from(files.len()).unwrap_or(2));
+        if order.data == CacheData::Keep {
+            for file in &files {
+                devices::must_be_empty(file)?;
+            }
+        }
+        for (device, file) in (0..).zip(&files) {
+            let label = DeviceLabel {
+                cache: uuid.0,
+                device,
+                devices: count,
+                chunk,
+                size,
+            };
+            devices::write_label(file, &label)?;
+        }
+        let record = Record::new(uuid, size, chunk, order);
+        record::write(&self.folder, name, &record)?;
+        made.keep();
+        let open = files.into_iter().map(|file| Ok(Arc::new(file))).collect();
+        locked(&self.open).insert(name.clone(), Arc::new(Devices(open)));
+        Ok(())
+    }
+
+    /// Removes a cache of which no disk has a part.
+    pub(crate) fn remove(&self, name: &Name) -> Outcome<()> {
+        let _changing = locked(&self.changing);
+        let record = self.record(name)?;
+        if let Some(part) = record.parts.first() {
+            return Err(
+                Problem::new(ProblemCode::Busy, format!("cannot remove cache {name}"))
+                    .because(format!("disk {} has a part of it", part.disk))
+                    .remedy(format!(
+                        "take it off each of its disks first: tidegate disk set {} --cache none",
+                        part.disk
+                    )),
+            );
+        }
+        record::remove(&self.folder, name)?;
+        let open = locked(&self.open).remove(name);
+        if let Some(devices) = open {
+            // Without its label, a device can become another cache.
+            for file in devices.0.iter().flatten() {
+                devices::clear_label(file)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The devices of a cache. One that could not be used is tried again.
+    pub(crate) fn devices(&self, name: &Name, record: &Record) -> Arc<Devices> {
+        let mut open = locked(&self.open);
+        if let Some(devices) = open.get(name)
+            && devices.0.iter().all(Result::is_ok)
+        {
+            return Arc::clone(devices);
+        }
+        let before = open.remove(name);
+        let files = (0..).zip(&record.devices).map(|(nth, path)| {
+            let kept = before
+                .as_ref()
+                .and_then(|devices| devices.0.get(usize::from(nth))?.as_ref().ok());
+            match kept {
+                Some(file) => Ok(Arc::clone(file)),
+                None => devices::open(name, path, &record.label(nth)).map(Arc::new),
+            }
+        });
+        let devices = Arc::new(Devices(files.collect()));
+        open.insert(name.clone(), Arc::clone(&devices));
+        devices
+    }
+
+    /// A disk's part of a cache: the one that it has, or a new one. `None`: it has none and there is no room.
+    pub(crate) fn grant(
+        &self,
+        name: &Name,
+        disk: &Name,
+        uuid: Uuid,
+        wanted: Wanted,
+    ) -> Outcome<Option<Area>> {
+        let _changing = locked(&self.changing);
+        let mut record = self.record(name)?;
+        if let Some(part) = record.parts.iter_mut().find(|part| part.uuid == uuid) {
+            let is_renamed = part.disk != *disk || part.shares != wanted.shares;
+            (part.disk, part.shares) = (disk.clone(), wanted.shares);
+            let area = part.area(record.chunk.0);
+            if is_renamed {
+                record::write(&self.folder, name, &record)?;
+            }
+            return Ok(area);
+        }
+        let Some(chunks) = chunks::choose(record.chunks(), &record.parts, wanted) else {
+            return Ok(None);
+        };
+        let part = Part {
+            disk: disk.clone(),
+            uuid,
+            shares: wanted.shares,
+            chunks,
+        };
+        let area = part.area(record.chunk.0);
+        record.parts.push(part);
+        record::write(&self.folder, name, &record)?;
+        Ok(area)
+    }
+
+    /// Leaves a disk only so many chunks. The disk does not use the cache now, and what it had there is void.
+    pub(crate) fn shrink(&self, name: &Name, uuid: Uuid, chunks: usize) -> Outcome<()> {
+        self.change_part(name, uuid, |part| part.chunks.truncate(chunks))
+    }
+
+    /// Takes a disk's part from it. The disk does not use the cache any more.
+    pub(crate) fn release(&self, name: &Name, uuid: Uuid) -> Outcome<()> {
+        self.change_part(name, uuid, |part| part.chunks.clear())
+    }
+
+    fn change_part(&self, name: &Name, uuid: Uuid, change: impl FnOnce(&mut Part)) -> Outcome<()> {
+        let _changing = locked(&self.changing);
+        let mut record = self.record(name)?;
+        let Some(part) = record.parts.iter_mut().find(|part| part.uuid == uuid) else {
+            return Ok(());
+        };
+        change(part);
+        record.parts.retain(|part| !part.chunks.is_empty());
+        record::write(&self.folder, name, &record)
+    }
+}
+
+/// The unit of a cache of this size.
+fn chunk_of(size: u64) -> u64 {
+    let chunk = (size / CHUNKS_WANTED).max(1);
+    let [least, most] = CHUNKS;
+    (1 << chunk.ilog2()).clamp(least, most)
+}
+
+fn must_be_possible(size: u64, smallest: u64) -> Outcome<()> {
+    let [least, most] = SIZES;
+    let problem =
+        |why: String| os_error::invalid("a cache of this size is not possible").because(why);
+    if size > smallest {
+        return Err(problem(format!(
+            "{size} bytes are wanted, and the smallest device has {smallest}"
+        ))
+        .remedy("give a smaller --size, or leave it out"));
+    }
+    if size < least || size > most {
+        return Err(problem(format!(
+            "it would have {size} bytes, and a cache has from {least} to {most}"
+        ))
+        .remedy("give a --size from 64MiB to 4TiB"));
+    }
+    Ok(())
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Every change to these tables is complete, so another thread's panic leaves no partial state.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,242 @@
+//! The division of a cache among its disks: which chunks each has, and how many a new one gets.
+//!
+//! # Always true
+//! - no chunk is given twice, and chunk 0, which has the label, never
+//! - chunks are read as they are written, in the same order
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+use tidegate_api::descriptor::Uuid;
+use tidegate_api::name::Name;
+use tidegate_core::layout::cache::area::Area;
+
+/// The fewest chunks with which a disk's cache works: one for its journal and one for pages.
+pub(crate) const FEWEST: usize = 2;
+
+/// A disk's part of a cache.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Part {
+    /// The disk, when it got the part.
+    pub(crate) disk: Name,
+    /// The disk's identity.
+    pub(crate) uuid: Uuid,
+    /// The disk's shares then.
+    pub(crate) shares: u32,
+    /// Its chunks, in order.
+    #[serde(with = "ranges")]
+    pub(crate) chunks: Vec<u32>,
+}
+
+/// What a disk wants of a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pub(crate) shares: u32,
+    /// The least and the most chunks, if the disk's settings say so.
+    pub(crate) min: Option<usize>,
+    pub(crate) max: Option<usize>,
+}
+
+impl Part {
+    /// Where the part is on each device.
+    pub(crate) fn area(&self, chunk: u64) -> Option<Area> {
+        Area::new(chunk, self.chunks.clone())
+    }
+}
+
+impl Wanted {
+    /// The chunks that a disk is to have beside these others.
+    pub(crate) fn fair(&self, chunks: u32, parts: &[Part]) -> usize {
+        let others: u64 = parts.iter().map(|part| u64::from(part.shares)).sum();
+        let all = (others + u64::from(self.shares)).max(1);
+        let fair = u64::from(chunks.saturating_sub(1)) * u64::from(self.shares) / all;
+        let fair = usize::try_from(fair).unwrap_or(usize::MAX);
+        let least = self.min.unwrap_or(FEWEST).max(FEWEST);
+        fair.min(self.max.unwrap_or(usize::MAX)).max(least)
+    }
+
+    /// The fewest chunks that do.
+    fn enough(&self) -> usize {
+        self.min.unwrap_or(FEWEST).max(FEWEST)
+    }
+}
+
+/// Free chunks of a cache of so many for another disk: its fair part, or what is left of that. `None`: too few are free.
+pub(crate) fn choose(chunks: u32, parts: &[Part], wanted: Wanted) -> Option<Vec<u32>> {
+    let taken: BTreeSet<u32> = parts
+        .iter()
+        .flat_map(|part| part.chunks.iter().copied())
+        .collect();
+    let free = (1..chunks).filter(|chunk| !taken.contains(chunk));
+    let chosen: Vec<u32> = free.take(wanted.fair(chunks, parts)).collect();
+    (chosen.len() >= wanted.enough()).then_some(chosen)
+}
+
+/// How many chunks no disk has.
+pub(crate) fn free(chunks: u32, parts: &[Part]) -> usize {
+    let all = usize::try_from(chunks.saturating_sub(1)).unwrap_or(usize::MAX);
+    let taken: usize = parts.iter().map(|part| part.chunks.len()).sum();
+    all.saturating_sub(taken)
+}
+
+/// The disk that is to give chunks back so that another gets its part, and how many it keeps: the one with most for its
+/// shares, if that is more than its fair part. It gives half of its chunks, so that not each new disk takes from each other.
+pub(crate) fn who_gives(chunks: u32, parts: &[Part], wanted: Wanted) -> Option<(Uuid, usize)> {
+    let weight = |part: &&Part| {
+        let mine = part.chunks.len() as u64;
+        mine * 1_000_000 / u64::from(part.shares.max(1))
+    };
+    let most = parts.iter().max_by_key(weight)?;
+    let others: Vec<Part> = parts
+        .iter()
+        .filter(|part| part.uuid != most.uuid)
+        .cloned()
+        .collect();
+    let sum = u64::from(most.shares)
+        + u64::from(wanted.shares)
+        + others
+            .iter()
+            .map(|part| u64::from(part.shares))
+            .sum::<u64>();
+    let fair = u64::from(chunks.saturating_sub(1)) * u64::from(most.shares) / sum.max(1);
+    let half = most.chunks.len() / 2;
+    let left = half.max(FEWEST);
+    let is_above = most.chunks.len() as u64 > fair && left < most.chunks.len();
+    is_above.then_some((most.uuid, left))
+}
+
+/// Chunks as text: `1-5,9,7`.
+mod ranges {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+    use std::fmt::Write;
+
+    pub(super) fn serialize<S: Serializer>(chunks: &[u32], to: S) -> Result<S::Ok, S::Error> {
+        let mut text = String::new();
+        let mut rest = chunks;
+        while let Some(first) = rest.first() {
+            let run = (0..)
+                .zip(rest)
+                .take_while(|(nth, chunk)| **chunk == first + nth);
+            let len = run.count();
+            let comma = if text.is_empty() { "" } else { "," };
+            let written = match len {
+                1 => write!(text, "{comma}{first}"),
+                _ => write!(text, "{comma}{first}-{}", rest[len - 1]),
+            };
+            written.map_err(serde::ser::Error::custom)?;
+            rest = &rest[len..];
+        }
+        to.serialize_str(&text)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u32>, D::Error> {
+        /// More chunks than any cache has.
+        const MOST: usize = 1 << 20;
+        let text = String::deserialize(from)?;
+        let mut chunks = Vec::new();
+        for run in text.split(',').filter(|run| !run.is_empty()) {
+            let (first, last) = run.split_once('-').unwrap_or((run, run));
+            let first: u32 = first.parse().map_err(D::Error::custom)?;
+            let last: u32 = last.parse().map_err(D::Error::custom)?;
+            if first > last || chunks.len() + (last - first) as usize >= MOST {
+                return Err(D::Error::custom(format!("'{run}' are no chunks")));
+            }
+            chunks.extend(first..=last);
+        }
+        Ok(chunks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(nth: u8, shares: u32, chunks: Vec<u32>) -> Part {
+        Part {
+            disk: format!("d{nth}").parse().unwrap(),
+            uuid: Uuid::from_random([nth; 16]),
+            shares,
+            chunks,
+        }
+    }
+
+    const NORMAL: Wanted = Wanted {
+        shares: 1000,
+        min: None,
+        max: None,
+    };
+
+    #[test]
+    fn chunks_are_read_as_they_are_written() {
+        for chunks in [vec![5], vec![1, 2, 3, 9, 7, 8], vec![4, 3, 2]] {
+            let part = part(1, 1000, chunks);
+            let text = toml::to_string(&part).unwrap();
+            assert_eq!(toml::from_str::<Part>(&text).unwrap(), part, "{text}");
+        }
+        for bad in ["5-2", "x", "1-4294967295", "0-2000000"] {
+            let text = toml::to_string(&part(1, 1, vec![1])).unwrap();
+            let text = text.replace("chunks = \"1\"", &format!("chunks = \"{bad}\""));
+            assert!(toml::from_str::<Part>(&text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_new_disk_gets_its_fair_part_within_its_bounds() {
+        assert_eq!(choose(101, &[], NORMAL).unwrap().len(), 100);
+        let bounded = Wanted {
+            max: Some(30),
+            ..NORMAL
+        };
+        let first = choose(101, &[], bounded).unwrap();
+        assert_eq!(first, (1..=30).collect::<Vec<_>>());
+        let parts = [part(1, 1000, first)];
+        let second = choose(101, &parts, NORMAL).unwrap();
+        assert_eq!(second, (31..=80).collect::<Vec<_>>(), "a half");
+        let high = Wanted {
+            shares: 3000,
+            ..NORMAL
+        };
+        assert_eq!(choose(101, &parts, high).unwrap().len(), 70, "what is left");
+        let needs = Wanted {
+            min: Some(71),
+            ..NORMAL
+        };
+        assert_eq!(choose(101, &parts, needs), None, "70 are free");
+    }
+
+    #[test]
+    fn the_disk_with_most_for_its_shares_gives_half_and_never_below_what_works() {
+        let parts = [
+            part(1, 1000, (1..=60).collect()),
+            part(2, 4000, (61..=100).collect()),
+        ];
+        let (who, left) = who_gives(101, &parts, NORMAL).unwrap();
+        assert_eq!((who, left), (parts[0].uuid, 30));
+        let small = [part(1, 1000, vec![1, 2])];
+        assert_eq!(who_gives(3, &small, NORMAL), None);
+        assert_eq!(free(101, &parts), 0);
+    }
+
+    #[test]
+    fn two_hundred_disks_find_room_one_after_another() {
+        let mut parts: Vec<Part> = Vec::new();
+        for nth in 0..200 {
+            let chunks = loop {
+                if let Some(chunks) = choose(4096, &parts, NORMAL) {
+                    break chunks;
+                }
+                let (who, left) = who_gives(4096, &parts, NORMAL).expect("somebody gives");
+                let giver = parts.iter_mut().find(|part| part.uuid == who).unwrap();
+                giver.chunks.truncate(left);
+            };
+            parts.push(part(nth, 1000, chunks));
+        }
+        let sizes = parts.iter().map(|part| part.chunks.len());
+        assert!(sizes.min().unwrap() >= FEWEST);
+        let all: BTreeSet<u32> = parts.iter().flat_map(|p| p.chunks.clone()).collect();
+        let sum: usize = parts.iter().map(|part| part.chunks.len()).sum();
+        assert_eq!(all.len(), sum, "no chunk is given twice");
+    }
+}

@@ -1,0 +1,160 @@
+//! The devices of a cache: files and block devices with a label at their beginning.
+//!
+//! # Always true
+//! - a device with anything at its beginning becomes a cache only if the caller says that it may be overwritten
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_core::block::{BLOCK, Unreadable};
+use tidegate_core::layout::cache::label::DeviceLabel;
+use tidegate_engine::datastore::dir::SharedFile;
+
+use crate::os_error::{self, Outcome};
+
+/// How long to wait for a predecessor whose last operations have not ended.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// The beginning of a device that must be empty: file systems, partition tables and volume managers begin there.
+const BEGINNING: usize = 1 << 20;
+
+/// Paths that become a cache. Files that were created for it are removed, unless it is created.
+pub(super) struct Prepared {
+    paths: Vec<PathBuf>,
+    created: Vec<PathBuf>,
+}
+
+impl Drop for Prepared {
+    fn drop(&mut self) {
+        for path in &self.created {
+            // Nothing is in it, and the caller has a better reason to report.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+impl Prepared {
+    /// Opens and locks them.
+    pub(super) fn open(&self) -> Outcome<Vec<SharedFile>> {
+        self.paths.iter().map(|path| lock(path)).collect()
+    }
+
+    /// The cache is created: its files stay.
+    pub(super) fn keep(mut self) {
+        self.created.clear();
+    }
+}
+
+/// Creates the files that are missing.
+pub(super) fn prepare(paths: &[PathBuf], size: Option<u64>) -> Outcome<Prepared> {
+    let mut prepared = Prepared {
+        paths: paths.to_vec(),
+        created: Vec::new(),
+    };
+    if let [one, other] = paths
+        && one == other
+    {
+        return Err(os_error::invalid("a mirrored cache needs two devices")
+            .because(format!("{} is named twice", one.display()))
+            .remedy("name another file or device with --mirror"));
+    }
+    for path in paths {
+        if !path.is_absolute() {
+            return Err(
+                os_error::invalid(format!("{} is not an absolute path", path.display()))
+                    .remedy("give an absolute path"),
+            );
+        }
+        if path.exists() {
+            continue;
+        }
+        let what = || format!("cannot create {}", path.display());
+        let Some(size) = size else {
+            return Err(Problem::new(
+                ProblemCode::NotFound,
+                format!("{} is not there", path.display()),
+            )
+            .remedy("name a block device or an existing file, or give --size to create a file"));
+        };
+        let made = File::options().write(true).create_new(true).open(path);
+        let file = made.map_err(|e| os_error::io(what(), &e))?;
+        prepared.created.push(path.clone());
+        file.set_len(size).map_err(|e| os_error::io(what(), &e))?;
+    }
+    Ok(prepared)
+}
+
+/// Opens a device of a cache, if it has this label.
+pub(super) fn open(cache: &Name, path: &Path, label: &DeviceLabel) -> Outcome<SharedFile> {
+    let what = || format!("cannot use {} for cache {cache}", path.display());
+    let file = lock(path).map_err(|e| e.within(what()))?;
+    let mut block = [0; BLOCK];
+    file.read_at(&mut block, 0)
+        .map_err(|e| os_error::io(what(), &e))?;
+    let why = match DeviceLabel::decode(&block) {
+        Ok(found) if found == *label && file.size() >= label.size => return Ok(file),
+        Ok(found) if found == *label => format!(
+            "it has {} bytes, and had {} when the cache was created",
+            file.size(),
+            label.size
+        ),
+        Ok(found) if found.cache == label.cache => format!(
+            "it is device {} of this cache, and device {} belongs there",
+            found.device, label.device
+        ),
+        Ok(_) => "it belongs to another cache".to_owned(),
+        Err(Unreadable::Empty) => "it is empty".to_owned(),
+        Err(Unreadable::Newer(version)) => {
+            format!("a newer version of Tidegate wrote it (format {version})")
+        }
+        Err(_) => "its beginning was overwritten or is damaged".to_owned(),
+    };
+    Err(Problem::new(ProblemCode::Corrupt, what())
+        .because(why)
+        .remedy(format!(
+            "put the right device there; if it is lost, take the cache off its disks (tidegate disk set DISK --cache none), \
+             remove it (tidegate cache remove {cache}), and create it again"
+        )))
+}
+
+fn lock(path: &Path) -> Outcome<SharedFile> {
+    SharedFile::open(path, PATIENCE).map_err(|e| crate::host::problem(&e))
+}
+
+/// Fails if there is anything at the beginning of a device.
+pub(super) fn must_be_empty(file: &SharedFile) -> Outcome<()> {
+    let mut bytes = vec![0; BEGINNING];
+    file.read_at(&mut bytes, 0)
+        .map_err(|e| os_error::io(format!("cannot read {}", file.path().display()), &e))?;
+    if bytes.iter().all(|byte| *byte == 0) {
+        return Ok(());
+    }
+    let why = match DeviceLabel::decode(&bytes[..BLOCK]) {
+        Ok(_) => "it is a device of a flash cache, which may have what disks need",
+        Err(_) => "there is data in its first MiB: perhaps a file system or a partition table",
+    };
+    Err(Problem::new(
+        ProblemCode::Exists,
+        format!("{} is not empty", file.path().display()),
+    )
+    .because(why)
+    .remedy("name another device, or add --force if everything on it may be lost"))
+}
+
+/// Makes a device one of a cache.
+pub(super) fn write_label(file: &SharedFile, label: &DeviceLabel) -> Outcome<()> {
+    put(file, &label.encode())
+}
+
+/// Makes it none.
+pub(super) fn clear_label(file: &SharedFile) -> Outcome<()> {
+    put(file, &[0; BLOCK])
+}
+
+fn put(file: &SharedFile, block: &[u8; BLOCK]) -> Outcome<()> {
+    let written: io::Result<()> = file.write_at(block, 0);
+    written.map_err(|e| os_error::io(format!("cannot write to {}", file.path().display()), &e))
+}

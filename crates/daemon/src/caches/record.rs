@@ -1,0 +1,196 @@
+//! The record of a cache: one file in the host's state, replaced as a whole.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use tidegate_api::cache::CacheCreate;
+use tidegate_api::descriptor::Uuid;
+use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_api::toml_error;
+use tidegate_api::units::Size;
+use tidegate_core::layout::cache::label::DeviceLabel;
+
+use super::chunks::Part;
+use crate::files;
+use crate::os_error::{self, Outcome};
+
+const VERSION: u32 = 1;
+/// The largest record that is read: every second chunk of the largest cache, with its comma.
+const MOST: usize = 8 << 20;
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Record {
+    version: u32,
+    pub(crate) uuid: Uuid,
+    /// Bytes of each device that the cache uses.
+    pub(crate) size: Size,
+    /// Bytes of a chunk.
+    pub(crate) chunk: Size,
+    /// How often a device may be written in a day.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) endurance_dwpd: Option<f64>,
+    pub(crate) devices: Vec<PathBuf>,
+    /// The disks' parts, in the order in which they came.
+    #[serde(default, rename = "part", skip_serializing_if = "Vec::is_empty")]
+    pub(crate) parts: Vec<Part>,
+}
+
+impl Record {
+    pub(super) fn new(uuid: Uuid, size: u64, chunk: u64, order: &CacheCreate) -> Record {
+        Record {
+            version: VERSION,
+            uuid,
+            size: Size(size),
+            chunk: Size(chunk),
+            endurance_dwpd: order.endurance_dwpd,
+            devices: order.devices.clone(),
+            parts: Vec::new(),
+        }
+    }
+
+    /// How many chunks it has, with the one of the label.
+    pub(crate) fn chunks(&self) -> u32 {
+        u32::try_from(self.size.0 / self.chunk.0.max(1)).unwrap_or(u32::MAX)
+    }
+
+    /// Bytes that may be written to each device in a day, if there is a budget.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a budget is positive, and needs no exact bytes"
+    )]
+    pub(crate) fn budget(&self) -> Option<u64> {
+        let dwpd = self.endurance_dwpd?;
+        Some((dwpd * crate::text::float(self.size.0)) as u64)
+    }
+
+    /// Bytes as chunks, rounded down.
+    pub(crate) fn in_chunks(&self, bytes: u64) -> usize {
+        usize::try_from(bytes / self.chunk.0.max(1)).unwrap_or(usize::MAX)
+    }
+
+    /// The label of one of its devices.
+    pub(super) fn label(&self, device: u8) -> DeviceLabel {
+        DeviceLabel {
+            cache: self.uuid.0,
+            device,
+            devices: u8::try_from(self.devices.len()).unwrap_or(u8::MAX),
+            chunk: self.chunk.0,
+            size: self.size.0,
+        }
+    }
+
+    /// Fails if it does not make sense: nothing may be written by it.
+    fn check(&self) -> Result<(), &'static str> {
+        let mut seen = BTreeSet::new();
+        let chunks = self.chunks();
+        let mut all = self.parts.iter().flat_map(|part| &part.chunks);
+        if self.chunk.0 == 0 || !self.chunk.0.is_multiple_of(1 << 20) {
+            return Err("its chunk is no multiple of 1 MiB");
+        }
+        if !matches!(self.devices.len(), 1 | 2) {
+            return Err("it has not one or two devices");
+        }
+        match all.all(|chunk| (1..chunks).contains(chunk) && seen.insert(*chunk)) {
+            true => Ok(()),
+            false => Err("a chunk is given twice, or is not there"),
+        }
+    }
+}
+
+/// The names of all records.
+pub(super) fn names(folder: &Path) -> Outcome<Vec<Name>> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(os_error::io("cannot list the flash caches", &error)),
+    };
+    let name = |entry: fs::DirEntry| {
+        let name = entry.file_name().into_string().ok()?;
+        name.strip_suffix(".toml")?.parse::<Name>().ok()
+    };
+    let mut names: Vec<Name> = entries.flatten().filter_map(name).collect();
+    names.sort();
+    Ok(names)
+}
+
+pub(super) fn read(folder: &Path, name: &Name) -> Outcome<Record> {
+    let path = file(folder, name);
+    let bytes = files::read(&path, MOST).map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => Problem::new(
+            ProblemCode::NotFound,
+            format!("there is no flash cache {name}"),
+        )
+        .remedy("see `tidegate cache list`"),
+        _ => os_error::io(format!("cannot read the record of cache {name}"), &e),
+    })?;
+    let damaged = |why: String| {
+        Problem::new(
+            ProblemCode::Corrupt,
+            format!("{} is damaged", path.display()),
+        )
+        .because(why)
+        .remedy("repair it by hand or restore a copy; nothing was changed")
+    };
+    let text = std::str::from_utf8(&bytes).map_err(|e| damaged(e.to_string()))?;
+    let record: Record = toml::from_str(text).map_err(|e| damaged(toml_error::message(&e)))?;
+    if record.version != VERSION {
+        return Err(damaged(format!(
+            "its format is version {}; this program supports version {VERSION}",
+            record.version
+        )));
+    }
+    record.check().map_err(|why| damaged(why.to_owned()))?;
+    Ok(record)
+}
+
+pub(super) fn write(folder: &Path, name: &Name, record: &Record) -> Outcome<()> {
+    let what = || format!("cannot store the record of cache {name}");
+    fs::create_dir_all(folder).map_err(|e| os_error::io(what(), &e))?;
+    let text = toml::to_string(record).map_err(|e| {
+        os_error::invalid(what())
+            .because_of(&e)
+            .remedy("use paths that are valid UTF-8")
+    })?;
+    files::replace(&file(folder, name), text.as_bytes()).map_err(|e| os_error::io(what(), &e))
+}
+
+pub(super) fn remove(folder: &Path, name: &Name) -> Outcome<()> {
+    fs::remove_file(file(folder, name))
+        .and_then(|()| files::sync_folder(folder))
+        .map_err(|e| os_error::io(format!("cannot remove the record of cache {name}"), &e))
+}
+
+pub(super) fn must_be_new(folder: &Path, name: &Name) -> Outcome<()> {
+    let is_mode = matches!(
+        name.as_str(),
+        "none" | "off" | "write-back" | "writeback" | "write-through" | "writethrough"
+    );
+    if is_mode {
+        return Err(
+            os_error::invalid(format!("a cache cannot be called {name}"))
+                .because("that is a value of `tidegate disk set --cache`")
+                .remedy("choose another name"),
+        );
+    }
+    if !file(folder, name).exists() {
+        return Ok(());
+    }
+    Err(Problem::new(
+        ProblemCode::Exists,
+        format!("there is a flash cache {name} already"),
+    )
+    .remedy(format!(
+        "choose another name, or remove that one first: tidegate cache remove {name}"
+    )))
+}
+
+fn file(folder: &Path, name: &Name) -> PathBuf {
+    folder.join(format!("{name}.toml"))
+}

@@ -1,0 +1,332 @@
+//! Commands on flash caches, and what becomes of a disk whose cache is clean or lost.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_api::cache::{
+    Cache, CacheCounts, CacheCreate, CacheDevice, CacheFlush, CachedDisk, DiskFlash, FlashMode,
+};
+use tidegate_api::events::Happening;
+use tidegate_api::job::Job;
+use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_core::layout::cache::{CacheMode, PAGE};
+use tidegate_core::layout::{CacheReport, LayoutOrder};
+
+use super::DiskService;
+use super::flash::{became_clean, new_attachment};
+use crate::caches::{Record, chunks};
+use crate::disks::attached::{Attached, CacheInUse};
+use crate::os_error::{self, Outcome};
+use crate::store::{Found, Identity};
+
+/// How often a failed reaction to a cache's report is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Reacts to caches that are clean or lost, until it is dropped.
+pub(crate) async fn mind_caches(disk_service: Arc<DiskService>) {
+    loop {
+        disk_service.notices.cache_reports().await;
+        loop {
+            let minding = Arc::clone(&disk_service);
+            let rest = os_error::blocking(move || Ok(minding.react_to_caches()));
+            if matches!(rest.await, Ok(false)) {
+                break;
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+}
+
+impl DiskService {
+    /// All flash caches. One whose record cannot be read has its problem, and zeroes.
+    pub(crate) fn caches(&self) -> Outcome<Vec<Cache>> {
+        let records = self.caches.all()?.into_iter();
+        let describe = |(name, record): (Name, Outcome<Record>)| match record {
+            Ok(record) => self.describe_cache(&name, &record),
+            Err(problem) => unreadable(name, problem),
+        };
+        Ok(records.map(describe).collect())
+    }
+
+    /// One flash cache.
+    pub(crate) fn cache(&self, name: &Name) -> Outcome<Cache> {
+        let record = self.caches.record(name)?;
+        Ok(self.describe_cache(name, &record))
+    }
+
+    /// Creates a flash cache.
+    pub(crate) fn create_cache(&self, order: &CacheCreate) -> Outcome<Cache> {
+        let what = format!("cannot create cache {}", order.name);
+        self.caches
+            .create(order, |path| self.must_be_no_image_of_ours(path))
+            .map_err(|e| e.within(&what))?;
+        tracing::info!(cache = %order.name, "created");
+        self.cache(&order.name)
+    }
+
+    /// Fails if a path is the image of a disk that is attached here.
+    fn must_be_no_image_of_ours(&self, path: &Path) -> Outcome<()> {
+        let Ok(there) = Identity::at(path) else {
+            return Ok(());
+        };
+        match self.live.all().iter().find(|live| live.uses(there)) {
+            None => Ok(()),
+            Some(live) => Err(Problem::new(
+                ProblemCode::Busy,
+                format!("{} is the image of disk {}", path.display(), live.name()),
+            )
+            .remedy("name another file or device")),
+        }
+    }
+
+    /// Removes a flash cache of which no disk has a part.
+    pub(crate) fn remove_cache(&self, name: &Name) -> Outcome<()> {
+        let record = self.caches.record(name)?;
+        for part in &record.parts {
+            // A disk that does not exist any more has left its part.
+            let gone = self.search(&part.disk);
+            if gone.is_err_and(|problem| problem.code == ProblemCode::NotFound) {
+                self.caches.release(name, part.uuid)?;
+            }
+        }
+        self.caches.remove(name)?;
+        tracing::info!(cache = %name, "removed");
+        Ok(())
+    }
+
+    /// Brings to the datastores what only a cache has.
+    pub(crate) fn flush_cache(self: &Arc<Self>, name: &Name, order: &CacheFlush) -> Outcome<Job> {
+        self.caches.record(name)?;
+        let mut disks = self.live.all();
+        disks.retain(|live| live.cache().is_some_and(|cache| cache.cache == *name));
+        if let Some(disk) = &order.disk {
+            disks.retain(|live| live.name() == disk);
+            if disks.is_empty() {
+                self.disk(disk)?;
+                return Err(Problem::new(
+                    ProblemCode::NotFound,
+                    format!("disk {disk} is not attached with cache {name}"),
+                )
+                .remedy(format!("attach it: tidegate disk attach {disk}")));
+            }
+        }
+        let service = Arc::clone(self);
+        let what = match &order.disk {
+            Some(disk) => format!("flush cache {name} of disk {disk}"),
+            None => format!("flush cache {name}"),
+        };
+        let remedy = format!("start it again: tidegate cache flush {name}");
+        let instead = "it cannot be stopped".to_owned();
+        let on = order.disk.clone().unwrap_or_else(|| name.clone());
+        let work = move |progress: &crate::disks::copy::Progress| {
+            for live in disks {
+                if live.cache_report().is_some_and(|report| report.in_use) {
+                    service.clean(&live, progress)?;
+                }
+            }
+            Ok(())
+        };
+        Ok(self.jobs.start_lasting(what, on, remedy, instead, work))
+    }
+
+    fn describe_cache(&self, name: &Name, record: &Record) -> Cache {
+        let devices = self.caches.devices(name, record);
+        let live = self.live.all();
+        let using: Vec<_> = live
+            .iter()
+            .filter(|live| live.cache().is_some_and(|cache| cache.cache == *name))
+            .filter_map(|live| Some((live.name().clone(), live.cache_report()?)))
+            .collect();
+        let chunk = record.chunk.0;
+        let disks = record.parts.iter().map(|part| {
+            let report = using.iter().find(|(disk, _)| *disk == part.disk);
+            CachedDisk {
+                disk: part.disk.clone(),
+                size_bytes: part.chunks.len() as u64 * chunk,
+                at_work: report.map(|(_, report)| counts(report)),
+            }
+        });
+        let mut disks: Vec<_> = disks.collect();
+        disks.sort_by(|one, other| one.disk.cmp(&other.disk));
+        let problems = devices.problems();
+        let paths = record.devices.iter().zip(&problems);
+        let sum = |of: fn(&CacheReport) -> u64| using.iter().map(|(_, report)| of(report)).sum();
+        Cache {
+            name: name.clone(),
+            uuid: record.uuid.to_string(),
+            devices: paths
+                .map(|(path, problem)| CacheDevice {
+                    path: path.clone(),
+                    size_bytes: problem.is_none().then_some(record.size.0),
+                    problem: problem.clone(),
+                })
+                .collect(),
+            size_bytes: u64::from(record.chunks().saturating_sub(1)) * chunk,
+            free_bytes: chunks::free(record.chunks(), &record.parts) as u64 * chunk,
+            chunk_bytes: chunk,
+            dirty_bytes: sum(|report| report.dirty * PAGE),
+            flash_written_bytes_total: sum(|report| report.flash_bytes),
+            budget_bytes_per_day: record.budget(),
+            disks,
+            problem: problems.into_iter().flatten().next(),
+        }
+    }
+
+    /// What a disk says about its flash cache.
+    pub(super) fn describe_flash(
+        &self,
+        found: &Found,
+        live: Option<&Attached>,
+    ) -> Option<DiskFlash> {
+        let standing = live.and_then(Attached::descriptor);
+        let flash = match standing {
+            Some(descriptor) => descriptor.flash,
+            None => found.descriptor.flash.clone(),
+        }?;
+        let report = live.and_then(Attached::cache_report);
+        let size = |size: Option<tidegate_api::units::Size>| size.map(|size| size.0);
+        Some(DiskFlash {
+            cache: flash.cache,
+            host: flash.host_name,
+            here: flash.host.0 == self.controls.host().id,
+            mode: flash.mode,
+            has_dirty: flash.has_dirty,
+            part_bytes: size(flash.part),
+            min_bytes: size(flash.min),
+            max_bytes: size(flash.max),
+            at_work: report.as_ref().map(counts),
+            problem: live.and_then(Attached::cache_problem),
+        })
+    }
+
+    /// Records what caches have reported. Returns whether something is to be tried again.
+    pub(super) fn react_to_caches(&self) -> bool {
+        let mut again = false;
+        let disks = self.live.all();
+        for live in &disks {
+            let Some(cache) = live.cache().filter(|cache| !cache.is_given_up) else {
+                continue;
+            };
+            let signals = self.notices.cache_signals(live.name());
+            let reacted = match signals.lost() {
+                Some(0) => self.go_on_without(live, &cache),
+                Some(pages) => {
+                    live.set_cache_problem(Some(lost(live.name(), &cache.cache, pages)));
+                    Ok(())
+                }
+                None if became_clean(live) => match self.claim(live.name(), "") {
+                    Ok(_claim) => self.note_clean(live),
+                    // A command changes the disk; perhaps it does that itself.
+                    Err(_) => {
+                        again = true;
+                        Ok(())
+                    }
+                },
+                None => Ok(()),
+            };
+            if let Err(problem) = reacted {
+                tracing::warn!(disk = %live.name(), %problem, "a cache's report has no effect yet");
+                again = true;
+            }
+        }
+        again
+    }
+
+    /// The devices of a cache have failed, and the disk has everything: it goes on without the cache.
+    fn go_on_without(&self, live: &Attached, cache: &CacheInUse) -> Outcome<()> {
+        let what = format!("disk {} cannot go on without its cache", live.name());
+        let _claim = self.claim(live.name(), what)?;
+        let found = self.find(live.name())?;
+        let attachment = new_attachment()?;
+        self.commit_flash(&found, Some(live), |flash| {
+            if let Some(flash) = flash {
+                (flash.attachment, flash.has_dirty) = (attachment, false);
+            }
+        })?;
+        live.order(LayoutOrder::GiveUpCache)?;
+        live.set_cache(Some(CacheInUse {
+            is_given_up: true,
+            ..cache.clone()
+        }));
+        let problem = Problem::new(
+            ProblemCode::Datastore,
+            format!("the devices of cache {} have failed", cache.cache),
+        )
+        .because("the disk goes on without it, and nothing is lost")
+        .remedy(format!(
+            "see `tidegate cache show {0}`; once they work: tidegate disk set {1} --cache none, then --cache {0}",
+            cache.cache,
+            live.name()
+        ));
+        live.set_cache_problem(Some(problem));
+        let (disk, cache) = (live.name().clone(), cache.cache.clone());
+        let event = Happening::CacheLost {
+            disk,
+            cache,
+            lost_bytes: 0,
+        };
+        self.notices
+            .add_member(live.name(), live.datastore(), event);
+        Ok(())
+    }
+}
+
+/// The problem of a disk whose cache has failed with writes that nothing else has.
+fn lost(disk: &Name, cache: &Name, pages: u64) -> Problem {
+    Problem::new(
+        ProblemCode::Datastore,
+        format!("disk {disk} has stopped: the devices of cache {cache} have failed"),
+    )
+    .because(format!(
+        "they had up to {} bytes of writes that the disk does not have",
+        pages * PAGE
+    ))
+    .remedy(format!(
+        "detach it: tidegate disk detach {disk} --keep-dirty --disconnect; once the device works, attach it again; to lose these \
+         writes: tidegate disk attach {disk} --discard-cache"
+    ))
+}
+
+/// What a cache's report says, in bytes.
+pub(crate) fn counts(report: &CacheReport) -> CacheCounts {
+    CacheCounts {
+        mode: match report.mode {
+            CacheMode::WriteThrough => FlashMode::WriteThrough,
+            CacheMode::WriteBack => FlashMode::WriteBack,
+        },
+        in_use: report.in_use,
+        devices: u8::try_from(report.devices.count_ones()).unwrap_or(u8::MAX),
+        size_bytes: u64::from(report.pages) * PAGE,
+        free_bytes: u64::from(report.free) * PAGE,
+        dirty_bytes: report.dirty * PAGE,
+        hits_total: report.hits,
+        misses_total: report.misses,
+        fills_total: report.fills,
+        read_faults_total: report.read_faults,
+        flash_written_bytes_total: report.flash_bytes,
+    }
+}
+
+/// The cache of an attached disk, if it has one.
+pub(super) fn moment(live: &Attached) -> Option<(Name, CacheCounts)> {
+    let cache = live.cache()?.cache;
+    Some((cache, counts(&live.cache_report()?)))
+}
+
+fn unreadable(name: Name, problem: Problem) -> Cache {
+    Cache {
+        name,
+        uuid: String::new(),
+        devices: Vec::new(),
+        size_bytes: 0,
+        free_bytes: 0,
+        chunk_bytes: 0,
+        dirty_bytes: 0,
+        flash_written_bytes_total: 0,
+        budget_bytes_per_day: None,
+        disks: Vec::new(),
+        problem: Some(problem),
+    }
+}

@@ -1,0 +1,151 @@
+//! Why a command on a disk with a flash cache is refused, and what to do then.
+
+use tidegate_api::cache::{FlashMode, FlashUse};
+use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
+
+use crate::caches::chunks::FEWEST;
+use crate::caches::{Devices, Record};
+use crate::disks::attached::Attached;
+use crate::os_error::{self, Outcome};
+use crate::store::Found;
+
+/// Fails if an attached disk has a flash cache at work.
+pub(in super::super) fn must_have_no_cache(live: &Attached) -> Outcome<()> {
+    let Some(using) = live.cache() else {
+        return Ok(());
+    };
+    let name = live.name();
+    Err(
+        Problem::new(ProblemCode::Busy, "the disk has a flash cache at work").remedy(format!(
+            "take it off meanwhile: tidegate disk set {name} --cache none; and give it back: tidegate disk set {name} --cache {}",
+            using.cache
+        )),
+    )
+}
+
+/// Fails if only the cache of a disk has some of its writes.
+pub(in super::super) fn must_be_saved(found: &Found) -> Outcome<()> {
+    match found.descriptor.flash.as_ref().filter(|flash| flash.has_dirty) {
+        None => Ok(()),
+        Some(flash) => Err(at_stake(&found.name, flash).remedy(format!(
+            "attach the disk on host {0}, and bring the writes to it: tidegate cache flush {1} {2}; then: tidegate disk detach {2}",
+            flash.host_name, flash.cache, found.name
+        ))),
+    }
+}
+
+/// Fails if a cache can never give a disk its part.
+pub(super) fn must_fit(record: &Record, flash: &FlashUse) -> Outcome<()> {
+    let least = record.chunk.0 * FEWEST as u64;
+    let size = record.size.0 - record.chunk.0;
+    if flash.max.is_some_and(|max| max.0 < least) {
+        return Err(os_error::invalid(format!(
+            "a disk's part of cache {} is at least {least} bytes",
+            flash.cache
+        ))
+        .remedy(format!("give --cache-max {least} or more")));
+    }
+    if let (Some(min), Some(max)) = (flash.min, flash.max)
+        && min > max
+    {
+        return Err(os_error::invalid("the least part is above the largest")
+            .remedy("give a smaller --cache-min, or a larger --cache-max"));
+    }
+    match flash.min {
+        Some(min) if min.0 > size => Err(os_error::invalid(format!(
+            "cache {} has {size} bytes only",
+            flash.cache
+        ))
+        .remedy("give a smaller --cache-min")),
+        _ => Ok(()),
+    }
+}
+
+/// Fails if what only the cache of a disk has would be lost, or stay where the disk is not used.
+pub(super) fn must_be_saved_first(
+    found: &Found,
+    live: Option<&Attached>,
+    before: Option<&FlashUse>,
+    after: Option<&FlashUse>,
+) -> Outcome<()> {
+    let Some(before) = before.filter(|before| before.has_dirty && live.is_none()) else {
+        return Ok(());
+    };
+    let stays = after.is_some_and(|after| after.id == before.id && after.mode != FlashMode::Off);
+    match stays {
+        true => Ok(()),
+        false => Err(at_stake(&found.name, before).remedy(format!(
+            "attach the disk on host {}, and repeat the command there",
+            before.host_name
+        ))),
+    }
+}
+
+/// The problem of a disk some of whose writes only its cache has.
+pub(super) fn at_stake(disk: &Name, flash: &FlashUse) -> Problem {
+    let bytes = flash
+        .part
+        .map_or_else(String::new, |part| format!(" (up to {part})"));
+    Problem::new(
+        ProblemCode::Locked,
+        format!("disk {disk} cannot be used without its flash cache"),
+    )
+    .because(format!(
+        "only cache {} on host {} has some of its writes{bytes}",
+        flash.cache, flash.host_name
+    ))
+}
+
+pub(super) fn corrupt(disk: &Name, left: u64) -> Problem {
+    Problem::new(
+        ProblemCode::Corrupt,
+        format!("{left} pages of 64 KiB of disk {disk} cannot be brought to its datastore"),
+    )
+    .because("only the cache has them, and its flash does not return what was written")
+    .remedy(format!(
+        "reads of them fail; write them again, or restore a copy, and repeat the command; to lose them: tidegate disk detach {disk} \
+         --keep-dirty, then tidegate disk attach {disk} --discard-cache"
+    ))
+}
+
+pub(super) fn not_yet(live: &Attached) -> Problem {
+    let name = live.name();
+    let cache = live
+        .cache()
+        .map_or_else(String::new, |using| using.cache.to_string());
+    Problem::new(
+        ProblemCode::Busy,
+        "its cache has writes that the disk does not have yet",
+    )
+    .remedy(format!(
+        "bring them to the disk first: tidegate cache flush {cache} {name}; or leave them on flash: tidegate disk detach {name} \
+         --keep-dirty"
+    ))
+}
+
+pub(super) fn lost_dirty(disk: &Name) -> Problem {
+    Problem::new(
+        ProblemCode::Datastore,
+        "the cache has failed, and had writes that the disk does not have",
+    )
+    .remedy(format!(
+        "leave them, in case the device comes back: tidegate disk detach {disk} --keep-dirty"
+    ))
+}
+
+/// The problem of a cache none of whose devices can be used.
+pub(super) fn unusable(cache: &Name, devices: &Devices) -> Problem {
+    let problem = Problem::new(
+        ProblemCode::Datastore,
+        format!("no device of cache {cache} can be used"),
+    );
+    let mut problems = devices.problems().into_iter().flatten();
+    match problems.next() {
+        Some(first) => {
+            let remedy = first.remedy.clone().unwrap_or_default();
+            problem.because(first).remedy(remedy)
+        }
+        None => problem.remedy(format!("see `tidegate cache show {cache}`")),
+    }
+}

@@ -1,0 +1,272 @@
+//! Disks with a flash cache: given, changed and taken off, on their host and elsewhere.
+
+use tidegate_api::cache::{
+    CacheCreate, CacheData, CacheFlush, Dirty, DiskFlashSet, FlashMode, FlashUse, SingleDevice,
+};
+use tidegate_api::disk::DiskDetach;
+use tidegate_api::job::{Job, JobState};
+
+use super::*;
+
+impl Stage {
+    fn cache(&self, cache: &str, devices: &[&str]) -> Vec<PathBuf> {
+        let paths: Vec<_> = devices
+            .iter()
+            .map(|name| self.place.path().join(name))
+            .collect();
+        self.disk_service
+            .create_cache(&CacheCreate {
+                name: name(cache),
+                devices: paths.clone(),
+                size_bytes: Some(64 << 20),
+                endurance_dwpd: None,
+                data: CacheData::Keep,
+            })
+            .unwrap();
+        paths
+    }
+
+    /// Waits for a job, and returns why it failed.
+    fn job_result(&self, job: Outcome<Job>) -> Outcome<()> {
+        let mut job = job?;
+        while !job.state.is_over() {
+            std::thread::yield_now();
+            job = self.disk_service.jobs().job(job.id)?;
+        }
+        match job.state {
+            JobState::Done => Ok(()),
+            _ => Err(job.problem.unwrap()),
+        }
+    }
+
+    fn set_flash(&self, disk: &str, set: &DiskFlashSet) -> Outcome<()> {
+        let _context = self.runtime.enter();
+        self.job_result(self.disk_service.set_flash(&name(disk), set))
+    }
+
+    fn give(&self, disk: &str, cache: Option<&str>, mode: FlashMode) -> Outcome<()> {
+        self.set_flash(
+            disk,
+            &DiskFlashSet {
+                cache: Some(cache.map(name)),
+                mode: Some(mode),
+                ..DiskFlashSet::default()
+            },
+        )
+    }
+
+    fn flash(&self, disk: &str) -> Option<FlashUse> {
+        let found = self.disk_service.store.find(&name(disk)).unwrap();
+        found.descriptor.flash
+    }
+
+    fn detach_keeping_dirty(&self, disk: &str) {
+        let _context = self.runtime.enter();
+        let order = DiskDetach {
+            clients: Clients::Keep,
+            dirty: Dirty::Keep,
+        };
+        self.disk_service.detach(&name(disk), order).unwrap();
+    }
+
+    fn attach_with(&self, disk: &str, dirty: Dirty) -> Outcome<api::Disk> {
+        let _context = self.runtime.enter();
+        let order = DiskAttach {
+            dirty,
+            ..Default::default()
+        };
+        self.disk_service.attach(&name(disk), order)
+    }
+
+    /// Another daemon with the datastore of this one.
+    fn neighbour(&self) -> Stage {
+        let other = stage_of([2; 16], "two");
+        let service = &other.disk_service;
+        service.remove_datastore(&name("shared")).unwrap();
+        let settings = DatastoreSettings::Dir {
+            path: self.shared.clone(),
+            io: Default::default(),
+        };
+        service.add_datastore(&name("shared"), settings).unwrap();
+        other
+    }
+}
+
+fn said<T>(refused: Outcome<T>) -> String {
+    let problem = refused.err().unwrap();
+    format!("{problem}; {}", problem.remedy.clone().unwrap_or_default())
+}
+
+#[test]
+fn a_disk_gets_a_cache_changes_its_mode_and_loses_it_while_attached() {
+    let stage = stage();
+    stage.cache("fast", &["f0", "f1"]);
+    stage.disk("a");
+    stage.attach("a", Outside::Agreed).unwrap();
+    stage
+        .give("a", Some("fast"), FlashMode::WriteThrough)
+        .unwrap();
+    let shown = stage.disk_service.disk(&name("a")).unwrap().flash.unwrap();
+    let counts = shown.at_work.unwrap();
+    assert!(shown.here && counts.in_use && counts.devices == 2 && !shown.has_dirty);
+    let first = stage.flash("a").unwrap();
+    stage.give("a", Some("fast"), FlashMode::WriteBack).unwrap();
+    let back = stage.flash("a").unwrap();
+    assert!(back.has_dirty && back.attachment == first.attachment);
+    let counts = stage.disk_service.cache(&name("fast")).unwrap().disks[0]
+        .at_work
+        .unwrap();
+    assert_eq!(counts.mode, FlashMode::WriteBack);
+    stage
+        .give("a", Some("fast"), FlashMode::WriteThrough)
+        .unwrap();
+    assert!(!stage.flash("a").unwrap().has_dirty);
+    stage.give("a", Some("fast"), FlashMode::Off).unwrap();
+    let off = stage.flash("a").unwrap();
+    assert_ne!(off.attachment, first.attachment, "what flash has is void");
+    assert!(
+        stage
+            .disk_service
+            .disk(&name("a"))
+            .unwrap()
+            .flash
+            .unwrap()
+            .at_work
+            .is_none()
+    );
+    stage.give("a", None, FlashMode::Off).unwrap();
+    assert_eq!(stage.flash("a"), None);
+    stage.disk_service.remove_cache(&name("fast")).unwrap();
+    stage.detach("a");
+}
+
+#[test]
+fn write_back_on_one_device_needs_consent() {
+    let stage = stage();
+    stage.cache("fast", &["f0"]);
+    stage.disk("a");
+    let refused = said(stage.give("a", Some("fast"), FlashMode::WriteBack));
+    assert!(refused.contains("--single-device-ok"), "{refused}");
+    let set = DiskFlashSet {
+        cache: Some(Some(name("fast"))),
+        mode: Some(FlashMode::WriteBack),
+        single_device: Some(SingleDevice::Accept),
+        ..DiskFlashSet::default()
+    };
+    stage.set_flash("a", &set).unwrap();
+    stage.attach("a", Outside::Agreed).unwrap();
+    assert!(stage.flash("a").unwrap().has_dirty);
+    stage.detach("a");
+    assert!(!stage.flash("a").unwrap().has_dirty, "a detach saves it");
+}
+
+#[test]
+fn a_disk_with_dirty_data_is_refused_elsewhere_until_it_is_flushed_or_given_up() {
+    let stage = stage();
+    stage.cache("fast", &["f0", "f1"]);
+    stage.disk("a");
+    stage.attach("a", Outside::Agreed).unwrap();
+    stage.give("a", Some("fast"), FlashMode::WriteBack).unwrap();
+    stage.detach_keeping_dirty("a");
+    let other = stage.neighbour();
+    let refused = said(other.attach("a", Outside::Agreed));
+    for part in ["cache fast on host one", "up to", "--discard-cache"] {
+        assert!(refused.contains(part), "{part}: {refused}");
+    }
+    assert!(said(other.attach_read_only("a")).contains("cache flush fast a"));
+    assert!(said(other.give("a", None, FlashMode::Off)).contains("on host one"));
+    let resize = DiskResize {
+        size_bytes: 2 * SIZE,
+        data: ResizeData::Keep,
+    };
+    let refused = said(other.disk_service.resize(&name("a"), resize));
+    assert!(refused.contains("cache flush fast a"), "{refused}");
+    // Back on its host, it goes on.
+    stage.attach("a", Outside::Agreed).unwrap();
+    let flush = CacheFlush {
+        disk: Some(name("a")),
+    };
+    let job = {
+        let _context = stage.runtime.enter();
+        stage.disk_service.flush_cache(&name("fast"), &flush)
+    };
+    stage.job_result(job).unwrap();
+    stage.detach("a");
+    let before = stage.flash("a").unwrap().attachment;
+    other.attach("a", Outside::Agreed).unwrap();
+    let shown = other.disk_service.disk(&name("a")).unwrap().flash.unwrap();
+    assert!(!shown.here && shown.problem.is_some());
+    assert_ne!(
+        other.flash("a").unwrap().attachment,
+        before,
+        "what flash has is void"
+    );
+    other.detach("a");
+    stage.attach("a", Outside::Agreed).unwrap();
+    stage.detach_keeping_dirty("a");
+    other.attach_with("a", Dirty::Discard).unwrap();
+    assert!(!other.flash("a").unwrap().has_dirty);
+    other.detach("a");
+}
+
+#[test]
+fn without_its_flash_a_clean_disk_is_attached_and_a_dirty_one_is_not() {
+    for mode in [FlashMode::WriteThrough, FlashMode::WriteBack] {
+        let mut stage = stage();
+        let devices = stage.cache("fast", &["f0", "f1"]);
+        stage.disk("a");
+        stage.attach("a", Outside::Agreed).unwrap();
+        stage.give("a", Some("fast"), mode).unwrap();
+        stage.detach_keeping_dirty("a");
+        let before = stage.flash("a").unwrap();
+        // The daemon starts again, with other bytes on flash.
+        for device in devices {
+            fs::write(device, vec![0xdd; 64 << 20]).unwrap();
+        }
+        let service = Arc::get_mut(&mut stage.disk_service).unwrap();
+        service.caches = Caches::new(&service.root.state());
+        let attached = stage.attach("a", Outside::Agreed);
+        if mode == FlashMode::WriteThrough {
+            let flash = attached.unwrap().flash.unwrap();
+            assert!(flash.at_work.is_none());
+            let problem = flash.problem.unwrap().to_string();
+            assert!(problem.contains("overwritten"), "{problem}");
+            assert_ne!(stage.flash("a").unwrap().attachment, before.attachment);
+        } else {
+            let refused = said(attached);
+            assert!(refused.contains("--discard-cache"), "{refused}");
+            assert_eq!(stage.flash("a").unwrap(), before, "nothing was changed");
+            stage.attach_with("a", Dirty::Discard).unwrap();
+        }
+        stage.detach("a");
+    }
+}
+
+#[test]
+fn a_cache_of_a_few_chunks_is_shared_by_several_disks() {
+    let stage = stage();
+    stage.cache("fast", &["f0"]);
+    for disk in ["a", "b", "c", "d"] {
+        stage.disk(disk);
+        stage.attach(disk, Outside::Agreed).unwrap();
+        stage
+            .give(disk, Some("fast"), FlashMode::WriteThrough)
+            .unwrap();
+    }
+    let cache = stage.disk_service.cache(&name("fast")).unwrap();
+    let sizes: Vec<u64> = cache
+        .disks
+        .iter()
+        .map(|disk| disk.size_bytes >> 20)
+        .collect();
+    assert!(
+        sizes.iter().all(|size| (7..=32).contains(size)),
+        "{sizes:?}"
+    );
+    assert!(cache.disks.iter().all(|disk| disk.at_work.unwrap().in_use));
+    for disk in ["a", "b", "c", "d"] {
+        stage.detach(disk);
+        stage.disk_service.delete(&name(disk)).unwrap();
+    }
+    stage.disk_service.remove_cache(&name("fast")).unwrap();
+}
