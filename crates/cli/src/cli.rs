@@ -13,7 +13,8 @@ use crate::failure::Failure;
 use crate::output::{Colour, Console, Format, Talk};
 use crate::session::Session;
 use crate::{
-    datastore, disk, documents, events, explain, filter, group, job, lab, serve, stats, status, top,
+    cache, datastore, disk, documents, events, explain, filter, group, job, lab, serve, stats,
+    status, top,
 };
 
 /// Tidegate serves virtual disks from datastores to virtual machines and NBD clients
@@ -114,6 +115,8 @@ enum Command {
     #[command(subcommand)]
     Group(group::Group),
     #[command(subcommand)]
+    Cache(cache::Cache),
+    #[command(subcommand)]
     Job(job::Job),
     Stats(stats::Stats),
     Explain(explain::Explain),
@@ -171,6 +174,7 @@ impl Cli {
             Command::Disk(verb) => verb.run(session),
             Command::Filter(verb) => verb.run(session),
             Command::Group(verb) => verb.run(session),
+            Command::Cache(verb) => verb.run(session),
             Command::Job(verb) => verb.run(session),
             Command::Stats(verb) => verb.run(session),
             Command::Explain(verb) => verb.run(session),

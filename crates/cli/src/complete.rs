@@ -46,6 +46,39 @@ pub(crate) fn datastores() -> ArgValueCandidates {
     })
 }
 
+/// Completes names of flash caches.
+pub(crate) fn caches() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        let list = client().and_then(|client| client.glance(routes::CACHES).ok());
+        let caches = list.map(|list| list.caches).unwrap_or_default();
+        let candidate = |cache: tidegate_api::cache::Cache| {
+            let free = figures::bytes(cache.free_bytes);
+            let size = figures::bytes(cache.size_bytes);
+            CompletionCandidate::new(cache.name.to_string())
+                .help(Some(format!("{free} of {size} free").into()))
+        };
+        caches.into_iter().map(candidate).collect()
+    })
+}
+
+/// Completes modes of a flash cache.
+pub(crate) fn flash_modes() -> ArgValueCandidates {
+    let all = [
+        (
+            "write-through",
+            "writes are answered once the disk has them",
+        ),
+        ("write-back", "writes are answered once flash has them"),
+        ("off", "the cache is not used"),
+    ];
+    ArgValueCandidates::new(move || {
+        let candidate = |(mode, help): &(&str, &'static str)| {
+            CompletionCandidate::new(*mode).help(Some((*help).into()))
+        };
+        all.iter().map(candidate).collect()
+    })
+}
+
 /// Completes numbers of members.
 pub(crate) fn members() -> ArgValueCandidates {
     ArgValueCandidates::new(|| {

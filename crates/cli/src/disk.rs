@@ -21,6 +21,7 @@ use crate::{complete, figures, table};
 mod attach;
 mod create;
 mod delete;
+mod flash;
 mod image;
 mod layout;
 mod member;
@@ -319,6 +320,7 @@ impl Shown for Answer {
         ]);
         pairs.extend(more_policy(&self.policy));
         let known = [
+            ("flash cache", self.flash.as_ref().map(flash::shown)),
             ("promised", self.admission.as_ref().map(promise)),
             (
                 "device",

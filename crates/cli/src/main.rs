@@ -13,6 +13,7 @@ use clap::Parser;
 use clap::builder::Resettable;
 use clap_complete::CompleteEnv;
 
+mod cache;
 mod cli;
 mod client;
 mod complete;

@@ -3,16 +3,17 @@
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args};
+use tidegate_api::cache::{CacheFlush, Dirty};
 use tidegate_api::datastore::DatastoreSettings;
 use tidegate_api::disk::{Access, Clients, DiskAttach, DiskDetach, Outside, Takeover};
 use tidegate_api::name::Name;
 use tidegate_api::routes;
 
 use crate::client::Client;
-use crate::complete;
 use crate::failure::Failure;
 use crate::prompt::Consent;
 use crate::session::Session;
+use crate::{complete, job};
 
 /// Attach a disk: guests and NBD clients can reach it
 ///
@@ -28,7 +29,8 @@ Examples:
   tidegate disk attach web1 --force-takeover
   tidegate disk attach raw1 --accept-paths=/dev/nvme0n1p3
   tidegate disk attach web1 --read-only
-  tidegate disk attach db1 --without 1")]
+  tidegate disk attach db1 --without 1
+  tidegate disk attach db1 --discard-cache")]
 pub(crate) struct Attach {
     /// The disk
     #[arg(add = complete::disks())]
@@ -63,6 +65,18 @@ pub(crate) struct Attach {
     #[arg(long, value_name = "MEMBER", value_parser = super::member::number, add = complete::members())]
     without: Vec<u8>,
 
+    /// Lose what only the disk's flash cache has
+    ///
+    /// Use it if the disk is refused because its cache, or the host of the cache, will not come back.
+    #[arg(long)]
+    discard_cache: bool,
+
+    /// Give up this device of the disk's mirrored flash cache, 0 or 1: what only it has is lost
+    ///
+    /// Use it if the disk is refused because that device will not come back.
+    #[arg(long, value_name = "DEVICE", value_parser = clap::value_parser!(u8).range(0..=1))]
+    without_flash: Vec<u8>,
+
     #[command(flatten)]
     consent: Consent,
 }
@@ -77,6 +91,16 @@ impl Attach {
             self.consent.obtain(&format!(
                 "disk {name} will lose the data that is only on member {}",
                 members.join(" and member ")
+            ))?;
+        }
+        if self.discard_cache {
+            self.consent.obtain(&format!(
+                "disk {name} will lose the writes that only its flash cache has"
+            ))?;
+        }
+        if let [device, ..] = self.without_flash[..] {
+            self.consent.obtain(&format!(
+                "disk {name} will lose the writes that only device {device} of its flash cache has"
             ))?;
         }
         let takeover = if self.force_takeover {
@@ -108,6 +132,11 @@ impl Attach {
             accepted_paths,
             access,
             without: self.without,
+            without_flash: self.without_flash,
+            dirty: match self.discard_cache {
+                true => Dirty::Discard,
+                false => Dirty::Save,
+            },
         };
         let disk = client.order(routes::DISK_ATTACH, &[name], &order)?;
         let next = format!("use it: tidegate disk snippet {name} --for qemu");
@@ -118,6 +147,8 @@ impl Attach {
 }
 
 /// Detach a disk: guests and NBD clients can no longer reach it
+///
+/// What only the disk's flash cache has is brought to the disk first, unless --keep-dirty is given.
 ///
 /// The command is refused while guests or clients are connected, unless --disconnect is given. A disk in the daemon's memory
 /// (datastores of kind memory and emulated) loses its data, so the command asks first.
@@ -139,6 +170,12 @@ pub(crate) struct Detach {
     #[arg(long)]
     disconnect: bool,
 
+    /// Leave on flash what only the disk's flash cache has; otherwise it is brought to the disk first
+    ///
+    /// Until it is attached again, the disk can then be used on this host only.
+    #[arg(long)]
+    keep_dirty: bool,
+
     #[command(flatten)]
     consent: Consent,
 }
@@ -158,11 +195,39 @@ impl Detach {
         } else {
             Clients::Keep
         };
-        let disk = client.order(routes::DISK_DETACH, &[name], &DiskDetach { clients })?;
+        let dirty = match self.keep_dirty {
+            true => Dirty::Keep,
+            false => Dirty::Save,
+        };
+        if dirty == Dirty::Save {
+            flush_cache(session, &client, name)?;
+        }
+        let order = DiskDetach { clients, dirty };
+        let disk = client.order(routes::DISK_DETACH, &[name], &order)?;
         session
             .console
             .done(&disk, &format!("disk {name} detached"))
     }
+}
+
+/// Has what only a disk's flash cache has brought to the disk, and shows how far that is.
+fn flush_cache(session: &Session, client: &Client, name: &str) -> Result<(), Failure> {
+    // A disk whose descriptor is gone must be detachable all the same.
+    let Ok(disk) = client.look(routes::DISK, &[name]) else {
+        return Ok(());
+    };
+    let flash = disk.flash.filter(|flash| {
+        let at_work = flash.at_work.filter(|counts| counts.in_use);
+        at_work.is_some_and(|counts| counts.dirty_bytes > 0)
+    });
+    let Some(flash) = flash else {
+        return Ok(());
+    };
+    let order = CacheFlush {
+        disk: Some(disk.name),
+    };
+    let job = client.order(routes::CACHE_FLUSH, &[flash.cache.as_str()], &order)?;
+    job::follow(client, &session.console, job).map(drop)
 }
 
 /// Whether what is on a disk goes with it. Not known of one whose descriptor is gone or cannot be read, which must be

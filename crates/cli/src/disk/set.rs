@@ -1,26 +1,28 @@
 //! `tidegate disk set`: the settings of a disk; filters and policy also while it is in use.
 
 use clap::{ArgGroup, Args};
-use tidegate_api::descriptor::{CacheMode, OnLoss};
+use tidegate_api::cache::DiskFlashSet;
+use tidegate_api::descriptor::OnLoss;
 use tidegate_api::disk::DiskSet;
 use tidegate_api::name::Name;
 use tidegate_api::routes;
 use tidegate_api::units::Span;
 
 use super::create::stack;
+use super::flash::FlashFlags;
 use super::policy::{OrNone, PolicyFlags, notice_of_group};
-use crate::complete;
 use crate::failure::Failure;
 use crate::session::Session;
+use crate::{complete, job};
 
 /// Change a disk
 ///
-/// Filters and I/O control change at once, also while the disk is attached and busy: no I/O fails or is lost. The
-/// other settings need a detached disk.
+/// Filters, I/O control and the flash cache change at once, also while the disk is attached and busy: no I/O fails or is
+/// lost. The other settings need a detached disk.
 #[derive(Debug, Args)]
 #[command(
     group = ArgGroup::new("changes").required(true).multiple(true).args([
-        "filters", "no_filters", "cache", "read_only", "read_write", "serial", "queues", "seg_max", "member_timeout", "on_loss",
+        "filters", "no_filters", "cache", "cache_mode", "cache_min", "cache_max", "read_only", "read_write", "serial", "queues", "seg_max", "member_timeout", "on_loss",
         "shares", "reservation", "limit", "burst_iops", "burst_seconds", "limit_bandwidth", "latency_target", "group",
     ]),
     after_help = "\
@@ -32,6 +34,8 @@ Examples:
   tidegate disk set db1 --group shop --latency-target 5ms
   tidegate disk set db1 --member-timeout 30s --on-loss wait
   tidegate disk set iso1 --read-only
+  tidegate disk set db1 --cache nvme0 --cache-max 20G
+  tidegate disk set db1 --cache-mode write-back
 
 --filter gives the whole stack; `tidegate filter add` and `filter remove` change one filter of it."
 )]
@@ -48,9 +52,8 @@ pub(crate) struct Set {
     #[arg(long, conflicts_with = "filters")]
     no_filters: bool,
 
-    /// The cache mode that a guest sees: write-back or write-through
-    #[arg(long, value_name = "MODE")]
-    cache: Option<CacheMode>,
+    #[command(flatten)]
+    flash: FlashFlags,
 
     /// Refuse writes
     #[arg(long, conflicts_with = "read_write")]
@@ -90,18 +93,31 @@ impl Set {
     /// Runs the verb.
     pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
         let name = self.name.clone();
-        let set = self.order();
+        let (set, flash) = self.orders();
         let client = session.client()?;
-        let disk = client.order(routes::DISK_SET, &[name.as_str()], &set)?;
+        let disk = match set == DiskSet::default() && flash.is_some() {
+            true => client.look(routes::DISK, &[name.as_str()])?,
+            false => client.order(routes::DISK_SET, &[name.as_str()], &set)?,
+        };
+        if let Some(flash) = flash {
+            let job = client.order(routes::DISK_FLASH, &[name.as_str()], &flash)?;
+            return job::follow_unless(
+                session,
+                &client,
+                job,
+                false,
+                &format!("disk {name} changed"),
+            );
+        }
         if let Some(Some(group)) = set.policy.as_ref().and_then(|policy| policy.group.as_ref()) {
             notice_of_group(session, &client, group);
         }
         session.console.done(&disk, &format!("disk {name} changed"))
     }
 
-    fn order(self) -> DiskSet {
-        DiskSet {
-            cache: self.cache,
+    fn orders(self) -> (DiskSet, Option<DiskFlashSet>) {
+        let set = DiskSet {
+            cache: self.flash.guest_mode(),
             read_only: match (self.read_only, self.read_write) {
                 (true, _) => Some(true),
                 (_, true) => Some(false),
@@ -117,7 +133,8 @@ impl Set {
             on_loss: self.on_loss,
             unpromised: self.policy.unpromised(),
             policy: self.policy.changes(),
-        }
+        };
+        (set, self.flash.changes())
     }
 }
 
@@ -134,7 +151,7 @@ mod tests {
 
     fn sent(words: &[&str]) -> String {
         let line = Line::try_parse_from(["set", "web1"].iter().chain(words));
-        serde_json::to_string(&line.unwrap_or_else(|e| panic!("{e}")).set.order()).unwrap()
+        serde_json::to_string(&line.unwrap_or_else(|e| panic!("{e}")).set.orders().0).unwrap()
     }
 
     #[test]
@@ -179,6 +196,22 @@ mod tests {
             sent(&["--reservation", "5iops", "--best-effort"]),
             r#"{"policy":{"reservation_iops":5},"unpromised":"best-effort"}"#
         );
+    }
+
+    #[test]
+    fn a_flash_cache_is_changed_apart_from_the_rest() {
+        let line = |words: &[&str]| {
+            let line = Line::try_parse_from(["set", "web1"].iter().chain(words));
+            line.unwrap_or_else(|e| panic!("{e}")).set.orders()
+        };
+        let (set, flash) = line(&["--cache", "nvme0", "--cache-mode", "write-back"]);
+        assert_eq!(set, DiskSet::default());
+        let flash = serde_json::to_string(&flash).unwrap();
+        assert_eq!(flash, r#"{"cache":"nvme0","mode":"write-back"}"#);
+        let (set, flash) = line(&["--cache", "write-through"]);
+        assert_eq!((set.cache.is_some(), flash), (true, None));
+        let (_, flash) = line(&["--cache", "none"]);
+        assert_eq!(serde_json::to_string(&flash).unwrap(), r#"{"cache":null}"#);
     }
 
     #[test]

@@ -78,7 +78,7 @@ macro_rules! columns {
 }
 
 /// Columns of disks.
-pub(super) const DISKS: [Column<DiskStats>; 15] = columns! {
+pub(super) const DISKS: [Column<DiskStats>; 16] = columns! {
     "DISK" "disk" 16 Text "the disk" |d| text(&d.name);
     "DATASTORE" "datastore" 10 Text "the datastore" |d| text(&d.datastore);
     "THR" "thread" 3 Count "the I/O thread that serves it" |d| Cell::Number(f64::from(d.thread));
@@ -94,6 +94,7 @@ pub(super) const DISKS: [Column<DiskStats>; 15] = columns! {
     "QAVG" "queue_mean_us" 7 Time "mean wait in the device's queue" |d| Cell::Number(d.all.latency.queue.mean_us);
     "FAVG" "filters_mean_us" 7 Time "mean time in the filters" |d| Cell::Number(d.all.latency.filters.mean_us);
     "DAVG" "datastore_mean_us" 7 Time "mean time in the datastore" |d| Cell::Number(d.all.latency.datastore.mean_us);
+    "HIT" "cache_hit_ratio" 5 Percent "reads that the flash cache answered" |d| Cell::Number(d.cache_hit_ratio.unwrap_or(0.0));
 };
 
 /// Columns of I/O threads.

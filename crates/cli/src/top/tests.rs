@@ -57,6 +57,7 @@ fn disk(name: &str, reads: f64, writes: f64, mean_us: f64) -> DiskStats {
         outstanding: 32,
         outstanding_mean: 30.5,
         all: op("all", reads + writes, mean_us),
+        cache_hit_ratio: None,
         ops: vec![
             op("read", reads, mean_us),
             op("write", writes, mean_us * 1.5),

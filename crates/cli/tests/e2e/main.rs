@@ -18,6 +18,7 @@ mod dashboard_live;
 mod detaching;
 mod explained;
 mod first_minute;
+mod flash;
 mod foretold;
 mod guest_disk;
 mod guest_mirror;

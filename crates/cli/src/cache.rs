@@ -1,0 +1,336 @@
+//! `tidegate cache`: the flash caches of this host.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Args, Subcommand, ValueHint};
+use tidegate_api::cache::{
+    Cache as Answer, CacheCounts, CacheCreate, CacheData, CacheFlush, CacheList, CachedDisk,
+};
+use tidegate_api::name::Name;
+use tidegate_api::routes;
+use tidegate_api::units::Size;
+
+use crate::failure::{Failure, sentences};
+use crate::output::{Detail, Gone, Shown, names};
+use crate::prompt::Consent;
+use crate::session::Session;
+use crate::{complete, figures, job, table};
+
+/// Keep what disks use most on flash of this host
+///
+/// A cache is one flash device, or two with the same bytes. Disks on any datastores get parts of it:
+/// `tidegate disk set DISK --cache NAME`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Cache {
+    Create(Create),
+    List(List),
+    Show(Show),
+    Flush(Flush),
+    Remove(Remove),
+}
+
+impl Cache {
+    /// Runs the verb.
+    pub(crate) fn run(self, session: &Session) -> Result<(), Failure> {
+        match self {
+            Cache::Create(verb) => verb.run(session),
+            Cache::List(_) => session.show(routes::CACHES, &[]),
+            Cache::Show(verb) => session.show(routes::CACHE, &[verb.name.as_str()]),
+            Cache::Flush(verb) => verb.run(session),
+            Cache::Remove(verb) => verb.run(session),
+        }
+    }
+}
+
+/// How often a whole device may be written in a day, such as `1dwpd`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Endurance(f64);
+
+impl FromStr for Endurance {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Endurance, String> {
+        let number = text.strip_suffix("dwpd").unwrap_or(text);
+        let dwpd: f64 = number
+            .trim()
+            .parse()
+            .map_err(|_| format!("'{text}' is no number of writes a day: write it as 1dwpd"))?;
+        Ok(Endurance(dwpd))
+    }
+}
+
+/// Make a file or a flash device a cache
+///
+/// Nothing may be on the devices. A file that does not exist is created, if --size is given.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  tidegate cache create nvme0 --device /dev/nvme0n1
+  tidegate cache create nvme0 --device /dev/nvme0n1 --mirror /dev/nvme1n1 --endurance 1dwpd
+  tidegate cache create small --device /var/cache/tidegate.flash --size 20G")]
+pub(crate) struct Create {
+    /// The new cache
+    name: Name,
+
+    /// The block device, or a file
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    device: PathBuf,
+
+    /// A second device that gets the same bytes: a disk then survives the loss of one
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    mirror: Option<PathBuf>,
+
+    /// How much of each device to use, 64MiB to 4TiB; default: all of it
+    #[arg(long, value_name = "SIZE")]
+    size: Option<Size>,
+
+    /// How often a whole device may be written in a day, as on its data sheet: 1dwpd
+    ///
+    /// What is written is shown against this budget.
+    #[arg(long, value_name = "DWPD")]
+    endurance: Option<Endurance>,
+
+    /// Overwrite what is on the devices
+    #[arg(long)]
+    force: bool,
+
+    #[command(flatten)]
+    consent: Consent,
+}
+
+impl Create {
+    fn run(self, session: &Session) -> Result<(), Failure> {
+        let absolute = |path: PathBuf| {
+            std::path::absolute(&path).map_err(|e| Failure::io(&path.display().to_string(), &e))
+        };
+        let mut devices = vec![absolute(self.device)?];
+        devices.extend(self.mirror.map(absolute).transpose()?);
+        if self.force {
+            let on: Vec<_> = devices
+                .iter()
+                .map(|path| path.display().to_string())
+                .collect();
+            self.consent
+                .obtain(&format!("what is on {} will be lost", on.join(" and ")))?;
+        }
+        let order = CacheCreate {
+            name: self.name,
+            devices,
+            size_bytes: self.size.map(|Size(bytes)| bytes),
+            endurance_dwpd: self.endurance.map(|Endurance(dwpd)| dwpd),
+            data: match self.force {
+                true => CacheData::Overwrite,
+                false => CacheData::Keep,
+            },
+        };
+        let cache = session.client()?.order(routes::CACHE_CREATE, &[], &order)?;
+        let name = &cache.name;
+        session.console.done(
+            &cache,
+            &format!(
+                "cache {name} created; give it to a disk: tidegate disk set DISK --cache {name}"
+            ),
+        )
+    }
+}
+
+/// List flash caches
+#[derive(Debug, Args)]
+#[command(
+    visible_alias = "ls",
+    after_help = "Example:\n  tidegate cache list -o json | jq '.caches[] | {name, dirty_bytes}'"
+)]
+pub(crate) struct List {}
+
+/// Show one flash cache: which disks have how much of it, and what it does for them
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  tidegate cache show nvme0")]
+pub(crate) struct Show {
+    /// The cache
+    #[arg(add = complete::caches())]
+    name: Name,
+}
+
+/// Bring to the datastores what only a cache has
+///
+/// The disks go on to use the cache. Interrupting this command does not stop the work.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  tidegate cache flush nvme0
+  tidegate cache flush nvme0 db1")]
+pub(crate) struct Flush {
+    /// The cache
+    #[arg(add = complete::caches())]
+    name: Name,
+
+    /// Only of this disk
+    #[arg(add = complete::disks())]
+    disk: Option<Name>,
+
+    /// Answer with the job at once
+    #[arg(long)]
+    no_wait: bool,
+}
+
+impl Flush {
+    fn run(self, session: &Session) -> Result<(), Failure> {
+        let client = session.client()?;
+        let order = CacheFlush { disk: self.disk };
+        let name = self.name.as_str();
+        let job = client.order(routes::CACHE_FLUSH, &[name], &order)?;
+        job::follow_unless(
+            session,
+            &client,
+            job,
+            self.no_wait,
+            &format!("cache {name} flushed"),
+        )
+    }
+}
+
+/// Remove a flash cache that no disk uses
+///
+/// Its devices stay as they are, and can become another cache.
+#[derive(Debug, Args)]
+#[command(
+    visible_aliases = ["rm", "delete"],
+    after_help = "Example:\n  tidegate cache remove nvme0"
+)]
+pub(crate) struct Remove {
+    /// The cache
+    #[arg(add = complete::caches())]
+    name: Name,
+}
+
+impl Remove {
+    fn run(self, session: &Session) -> Result<(), Failure> {
+        let name = self.name.as_str();
+        session.client()?.erase(routes::CACHE_REMOVE, &[name])?;
+        session
+            .console
+            .done(&Gone { name }, &format!("cache {name} removed"))
+    }
+}
+
+/// The part of reads that flash answered, such as `87.5%`.
+pub(crate) fn hit_ratio(counts: &CacheCounts) -> String {
+    let all = counts.hits_total + counts.misses_total;
+    if all == 0 {
+        return figures::dash();
+    }
+    let percent = 100.0 * figures::to_f64(counts.hits_total) / figures::to_f64(all);
+    format!("{percent:.1}%")
+}
+
+fn state(cache: &Answer) -> &'static str {
+    match &cache.problem {
+        Some(_) => "problem",
+        None => "ok",
+    }
+}
+
+fn devices(cache: &Answer) -> String {
+    let paths = cache.devices.iter().map(|device| match &device.problem {
+        None => device.path.display().to_string(),
+        Some(problem) => format!("{}\n{}", device.path.display(), sentences(problem)),
+    });
+    paths.collect::<Vec<_>>().join("\n")
+}
+
+fn disk(disk: &CachedDisk) -> String {
+    let size = figures::bytes(disk.size_bytes);
+    match &disk.at_work {
+        None => format!("{}: {size}, not attached with it", disk.disk),
+        Some(counts) => format!(
+            "{}: {size}, {}, {} of reads hit, {} dirty, {} written",
+            disk.disk,
+            counts.mode,
+            hit_ratio(counts),
+            figures::bytes(counts.dirty_bytes),
+            figures::bytes(counts.flash_written_bytes_total)
+        ),
+    }
+}
+
+impl Shown for Answer {
+    fn names(&self) -> Vec<String> {
+        vec![self.name.to_string()]
+    }
+
+    fn table(&self, _: Detail) -> String {
+        let mut pairs = vec![
+            ("name", self.name.to_string()),
+            ("state", state(self).to_owned()),
+            ("devices", devices(self)),
+            ("size", figures::bytes(self.size_bytes)),
+            ("free", figures::bytes(self.free_bytes)),
+            ("dirty", figures::bytes(self.dirty_bytes)),
+            ("written", figures::bytes(self.flash_written_bytes_total)),
+        ];
+        if let Some(budget) = self.budget_bytes_per_day {
+            pairs.push((
+                "budget",
+                format!("{} a day on each device", figures::bytes(budget)),
+            ));
+        }
+        let disks: Vec<_> = self.disks.iter().map(disk).collect();
+        if !disks.is_empty() {
+            pairs.push(("disks", disks.join("\n")));
+        }
+        pairs.push(("uuid", self.uuid.clone()));
+        table::pairs(&pairs)
+    }
+}
+
+impl Shown for CacheList {
+    fn names(&self) -> Vec<String> {
+        names(&self.caches, |cache| &cache.name)
+    }
+
+    fn table(&self, _: Detail) -> String {
+        let row = |cache: &Answer| {
+            vec![
+                cache.name.to_string(),
+                figures::bytes(cache.size_bytes),
+                figures::bytes(cache.free_bytes),
+                figures::bytes(cache.dirty_bytes),
+                cache.disks.len().to_string(),
+                match cache.devices.len() {
+                    2 => figures::yes_no(true),
+                    _ => figures::yes_no(false),
+                },
+                state(cache).to_owned(),
+            ]
+        };
+        let rows: Vec<_> = self.caches.iter().map(row).collect();
+        table::columns(
+            &[
+                "NAME", "SIZE", "FREE", "DIRTY", "DISKS", "MIRRORED", "STATE",
+            ],
+            &rows,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endurance_is_read_with_its_unit_or_without() {
+        assert_eq!("1dwpd".parse(), Ok(Endurance(1.0)));
+        assert_eq!("0.3".parse(), Ok(Endurance(0.3)));
+        let refused = "often".parse::<Endurance>().unwrap_err();
+        assert!(refused.contains("1dwpd"), "{refused}");
+    }
+
+    #[test]
+    fn a_disk_without_reads_has_no_hit_ratio() {
+        let mut counts = CacheCounts::default();
+        assert_eq!(hit_ratio(&counts), figures::dash());
+        (counts.hits_total, counts.misses_total) = (7, 1);
+        assert_eq!(hit_ratio(&counts), "87.5%");
+    }
+}

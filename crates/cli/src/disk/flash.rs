@@ -1,0 +1,139 @@
+//! A disk's flash cache: the flags of `tidegate disk set`, and how it is shown.
+
+use std::str::FromStr;
+
+use clap::Args;
+use tidegate_api::cache::{DiskFlash, DiskFlashSet, FlashMode, SingleDevice};
+use tidegate_api::descriptor::CacheMode;
+use tidegate_api::name::Name;
+use tidegate_api::units::Size;
+
+use super::policy::OrNone;
+use crate::cache::hit_ratio;
+use crate::{complete, figures};
+
+/// What `--cache` names: a flash cache, or the mode that a guest sees.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum CacheFlag {
+    /// The cache mode that a guest sees.
+    Guest(CacheMode),
+    /// A flash cache, or none.
+    Flash(Option<Name>),
+}
+
+impl FromStr for CacheFlag {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<CacheFlag, String> {
+        if text == "none" {
+            return Ok(CacheFlag::Flash(None));
+        }
+        if let Ok(mode) = text.parse() {
+            return Ok(CacheFlag::Guest(mode));
+        }
+        let name = text.parse().map_err(|e| format!("{e}"))?;
+        Ok(CacheFlag::Flash(Some(name)))
+    }
+}
+
+/// The flags of a flash cache.
+#[derive(Debug, Args)]
+pub(super) struct FlashFlags {
+    /// A flash cache of this host, or none; or the mode that a guest sees: write-back or write-through
+    ///
+    /// A flash cache can be given and taken off while guests use the disk. The mode that a guest sees needs a detached disk.
+    #[arg(long, value_name = "CACHE", add = complete::caches())]
+    cache: Option<CacheFlag>,
+
+    /// When writes are answered with a flash cache: write-through, write-back, or off
+    ///
+    /// With write-back they are answered once flash has them. Then the disk can be attached on this host only, until the
+    /// cache was flushed.
+    #[arg(long, value_name = "MODE", add = complete::flash_modes())]
+    cache_mode: Option<FlashMode>,
+
+    /// The least part of the flash cache that the disk needs; none: no bound
+    #[arg(long, value_name = "SIZE")]
+    cache_min: Option<OrNone<Size>>,
+
+    /// The largest part of the flash cache that the disk may have; none: its share
+    #[arg(long, value_name = "SIZE")]
+    cache_max: Option<OrNone<Size>>,
+
+    /// Allow write-back on a cache of one device: if that fails, writes that only it has are lost
+    #[arg(long)]
+    single_device_ok: bool,
+}
+
+impl FlashFlags {
+    /// The mode that a guest is to see.
+    pub(super) fn guest_mode(&self) -> Option<CacheMode> {
+        match &self.cache {
+            Some(CacheFlag::Guest(mode)) => Some(*mode),
+            _ => None,
+        }
+    }
+
+    /// The changes of the flash cache, if there are any.
+    pub(super) fn changes(self) -> Option<DiskFlashSet> {
+        let cache = match self.cache {
+            Some(CacheFlag::Flash(cache)) => Some(cache),
+            _ => None,
+        };
+        let bytes = |OrNone(size): OrNone<Size>| size.map(|Size(bytes)| bytes);
+        let set = DiskFlashSet {
+            cache,
+            mode: self.cache_mode,
+            min_bytes: self.cache_min.map(bytes),
+            max_bytes: self.cache_max.map(bytes),
+            single_device: self.single_device_ok.then_some(SingleDevice::Accept),
+        };
+        (set != DiskFlashSet::default()).then_some(set)
+    }
+}
+
+/// A disk's flash cache in a few words.
+pub(super) fn shown(flash: &DiskFlash) -> String {
+    let mut lines = vec![format!("{}, {}", flash.cache, flash.mode)];
+    if !flash.here {
+        lines[0] = format!("{} on host {}", lines[0], flash.host);
+    }
+    match &flash.at_work {
+        Some(counts) => {
+            lines.push(format!(
+                "{} of {} free, {} of reads hit",
+                figures::bytes(counts.free_bytes),
+                figures::bytes(counts.size_bytes),
+                hit_ratio(counts)
+            ));
+            lines.push(format!(
+                "{} only on flash, {} written to flash",
+                figures::bytes(counts.dirty_bytes),
+                figures::bytes(counts.flash_written_bytes_total)
+            ));
+        }
+        None if flash.has_dirty => lines.push(match flash.part_bytes {
+            Some(part) => format!("up to {} only on flash", figures::bytes(part)),
+            None => "writes only on flash".to_owned(),
+        }),
+        None => {}
+    }
+    if let Some(problem) = &flash.problem {
+        lines.push(crate::failure::sentences(problem));
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guests_cache_mode_and_a_flash_cache_are_told_apart() {
+        let read = |text: &str| text.parse::<CacheFlag>().unwrap();
+        assert_eq!(read("write-back"), CacheFlag::Guest(CacheMode::WriteBack));
+        assert_eq!(read("none"), CacheFlag::Flash(None));
+        assert_eq!(read("nvme0"), CacheFlag::Flash("nvme0".parse().ok()));
+        assert!("no/name".parse::<CacheFlag>().is_err());
+    }
+}
