@@ -102,7 +102,7 @@ pub(crate) struct Create {
 impl Create {
     fn run(self, session: &Session) -> Result<(), Failure> {
         let absolute = |path: PathBuf| {
-            std::path::absolute(&path).map_err(|e| Failure::io(&path.display().to_string(), &e))
+            std::path::absolute(&path).map_err(|e| Failure::io(path.display().to_string(), &e))
         };
         let mut devices = vec![absolute(self.device)?];
         devices.extend(self.mirror.map(absolute).transpose()?);

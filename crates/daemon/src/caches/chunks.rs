@@ -33,6 +33,8 @@ pub(crate) struct Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) shares: u32,
+    /// More chunks than this are of no use to the disk.
+    pub(crate) useful: usize,
     /// The least and the most chunks, if the disk's settings say so.
     pub(crate) min: Option<usize>,
     pub(crate) max: Option<usize>,
@@ -53,13 +55,21 @@ impl Wanted {
         let fair = u64::from(chunks.saturating_sub(1)) * u64::from(self.shares) / all;
         let fair = usize::try_from(fair).unwrap_or(usize::MAX);
         let least = self.min.unwrap_or(FEWEST).max(FEWEST);
-        fair.min(self.max.unwrap_or(usize::MAX)).max(least)
+        let most = self.max.unwrap_or(usize::MAX).min(self.useful);
+        fair.min(most).max(least)
     }
 
     /// The fewest chunks that do.
     fn enough(&self) -> usize {
         self.min.unwrap_or(FEWEST).max(FEWEST)
     }
+}
+
+/// The chunks that a disk of this many bytes can use: a page has at most two slots, and the journal takes less than one chunk
+/// in a hundred.
+pub(crate) fn useful(size: u64, chunk: u64) -> usize {
+    let slots = size.div_ceil(chunk.max(1)).saturating_mul(2);
+    usize::try_from(slots + slots / 100 + 1).unwrap_or(usize::MAX)
 }
 
 /// Free chunks of a cache of so many for another disk: its fair part, or what is left of that. `None`: too few are free.
@@ -164,6 +174,7 @@ mod tests {
 
     const NORMAL: Wanted = Wanted {
         shares: 1000,
+        useful: usize::MAX,
         min: None,
         max: None,
     };
@@ -204,6 +215,17 @@ mod tests {
             ..NORMAL
         };
         assert_eq!(choose(101, &parts, needs), None, "70 are free");
+    }
+
+    #[test]
+    fn a_small_disk_gets_no_more_than_it_can_use() {
+        let chunk = 16 << 20;
+        let useful = useful(1 << 30, chunk);
+        let small = Wanted { useful, ..NORMAL };
+        let chunks = choose(4096, &[], small).unwrap();
+        assert_eq!(chunks.len(), 2 * 64 + 2);
+        let area = Area::new(chunk, chunks).unwrap();
+        assert!(u64::from(area.slots()) * (64 << 10) >= 2 << 30);
     }
 
     #[test]

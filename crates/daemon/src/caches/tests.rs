@@ -126,6 +126,7 @@ fn a_disk_has_the_same_chunks_until_it_is_released() {
     place.create(&order).unwrap();
     let wanted = Wanted {
         shares: 1000,
+        useful: usize::MAX,
         min: None,
         max: Some(10),
     };

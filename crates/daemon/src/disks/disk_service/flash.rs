@@ -27,7 +27,7 @@ use tidegate_engine::Flash;
 
 use super::{DiskService, must_be_home};
 use crate::caches::Record;
-use crate::caches::chunks::Wanted;
+use crate::caches::chunks::{self, Wanted};
 use crate::disks::attached::{Attached, CacheInUse};
 use crate::disks::copy::Progress;
 use crate::host::OpenFlash;
@@ -233,7 +233,7 @@ impl DiskService {
             return Err(unusable(&after.cache, &devices));
         }
         after.attachment = new_attachment()?;
-        let area = self.area(&after, &record, live.name(), uuid, shares)?;
+        let area = self.area(&after, &record, found, shares)?;
         let part = u64::from(area.slots()) * PAGE;
         let flash = Flash {
             devices: devices.images()?,
@@ -421,12 +421,13 @@ fn standing(found: &Found, live: Option<&Attached>) -> Option<FlashUse> {
 }
 
 /// What a disk wants of its cache.
-fn wanted(flash: &FlashUse, record: &Record, shares: u32) -> Wanted {
-    let chunks = |size: Size| record.in_chunks(size.0 + record.chunk.0 - 1);
+fn wanted(flash: &FlashUse, record: &Record, shares: u32, size: u64) -> Wanted {
+    let in_chunks = |size: Size| record.in_chunks(size.0 + record.chunk.0 - 1);
     Wanted {
         shares,
-        min: flash.min.map(chunks),
-        max: flash.max.map(chunks),
+        useful: chunks::useful(size, record.chunk.0),
+        min: flash.min.map(in_chunks),
+        max: flash.max.map(in_chunks),
     }
 }
 

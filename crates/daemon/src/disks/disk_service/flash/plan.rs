@@ -148,7 +148,7 @@ impl DiskService {
             .remedy("restore the record of the cache in the state directory of this host"));
         }
         let shares = found.descriptor.policy.shares.get();
-        let area = self.area(flash, &record, name, uuid, shares)?;
+        let area = self.area(flash, &record, found, shares)?;
         let part = u64::from(area.slots()) * PAGE;
         let mut after = flash.clone();
         (after.attachment, after.part) = (new_attachment()?, Some(Size(part)));

@@ -6,17 +6,22 @@
 //! # Limits
 //! A disk that gives chunks back begins with an empty cache.
 
+use std::sync::Arc;
+
 use tidegate_api::cache::FlashUse;
 use tidegate_api::descriptor::Uuid;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_api::units::Size;
 use tidegate_core::layout::cache::area::Area;
 
 use super::{DiskService, new_attachment, wanted};
 use crate::caches::Record;
 use crate::caches::chunks::{self, Wanted};
+use crate::disks::attached::Attached;
 use crate::disks::copy::Progress;
 use crate::os_error::Outcome;
+use crate::store::Found;
 
 /// How many disks may give back some of their chunks for one. Each gives half.
 const GIVERS: usize = 8;
@@ -27,11 +32,11 @@ impl DiskService {
         &self,
         flash: &FlashUse,
         record: &Record,
-        disk: &Name,
-        uuid: Uuid,
+        found: &Found,
         shares: u32,
     ) -> Outcome<Area> {
-        let wanted = wanted(flash, record, shares);
+        let (disk, uuid) = (&found.name, found.descriptor.uuid);
+        let wanted = wanted(flash, record, shares, found.descriptor.size.0);
         for _ in 0..GIVERS {
             let record = self.caches.record(&flash.cache)?;
             let has_part = record.parts.iter().any(|part| part.uuid == uuid);
@@ -120,8 +125,8 @@ impl DiskService {
     /// Takes the cache off an attached disk and puts it on again, with fewer chunks.
     fn change_part_of(
         &self,
-        found: &crate::store::Found,
-        live: &std::sync::Arc<crate::disks::attached::Attached>,
+        found: &Found,
+        live: &Arc<Attached>,
         flash: &FlashUse,
         left: usize,
     ) -> Outcome<()> {
@@ -130,7 +135,7 @@ impl DiskService {
         self.take_off(found, live, Some(flash), &Progress::default())?;
         let mut again = flash.clone();
         again.has_dirty = false;
-        again.max = Some(tidegate_api::units::Size(left as u64 * chunk));
+        again.max = Some(Size(left as u64 * chunk));
         self.put_on(found, live, again)?;
         self.commit_flash(found, Some(live), |flash| {
             if let Some(flash) = flash {
