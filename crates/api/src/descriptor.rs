@@ -38,9 +38,11 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::cache::{FlashUse, MAX_ATTACHMENT};
 use crate::name::Name;
 use crate::units::{Iops, Rate, Shares, Size, Span};
+use flash::{FlashUse, MAX_ATTACHMENT};
+
+pub mod flash;
 
 /// The version that this program writes, and the only one it reads.
 pub const VERSION: u32 = 1;

@@ -18,7 +18,7 @@ use crate::os_error::{self, Outcome};
 
 /// How long to wait for a predecessor whose last operations have not ended.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The beginning of a device that must be empty: file systems, partition tables and volume managers begin there.
+/// The beginning of a device that must be empty: file systems, partition tables and LVM begin there.
 const BEGINNING: usize = 1 << 20;
 
 /// Paths that become a cache. Files that were created for it are removed, unless it is created.

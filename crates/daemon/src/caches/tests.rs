@@ -1,3 +1,5 @@
+//! Tests of the records and the devices of caches.
+
 use super::*;
 use std::fs::File;
 

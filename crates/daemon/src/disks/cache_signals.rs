@@ -1,4 +1,4 @@
-//! What the flash cache of an attached disk has reported: that it is clean, or that its devices are lost.
+//! Reports of the flash cache of an attached disk: that it is clean, or that its devices are lost.
 //!
 //! The cache's I/O thread notes it here. Commands wait for it.
 

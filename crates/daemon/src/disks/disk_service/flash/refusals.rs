@@ -1,4 +1,4 @@
-//! Why a command on a disk with a flash cache is refused, and what to do then.
+//! Refusals of commands on disks with a flash cache, with what to do then.
 
 use tidegate_api::cache::{FlashMode, FlashUse};
 use tidegate_api::name::Name;
