@@ -94,7 +94,7 @@ pub(super) const DISKS: [Column<DiskStats>; 16] = columns! {
     "QAVG" "queue_mean_us" 7 Time "mean wait in the device's queue" |d| Cell::Number(d.all.latency.queue.mean_us);
     "FAVG" "filters_mean_us" 7 Time "mean time in the filters" |d| Cell::Number(d.all.latency.filters.mean_us);
     "DAVG" "datastore_mean_us" 7 Time "mean time in the datastore" |d| Cell::Number(d.all.latency.datastore.mean_us);
-    "HIT" "cache_hit_ratio" 5 Percent "reads that the flash cache answered" |d| Cell::Number(d.cache_hit_ratio.unwrap_or(0.0));
+    "HIT" "cache_hit_ratio" 5 Percent "reads that the flash cache answered" |d| hit(d.cache_hit_ratio);
 };
 
 /// Columns of I/O threads.
@@ -112,6 +112,11 @@ pub(super) const THREADS: [Column<ThreadStats>; 9] = columns! {
 
 fn text(name: &tidegate_api::name::Name) -> Cell {
     Cell::Text(name.to_string())
+}
+
+/// Blank for a disk without a flash cache, or without reads.
+fn hit(ratio: Option<f64>) -> Cell {
+    ratio.map_or_else(|| Cell::Text(String::new()), Cell::Number)
 }
 
 fn of(disk: &DiskStats, op: &str, figure: fn(&OpStats) -> f64) -> Cell {

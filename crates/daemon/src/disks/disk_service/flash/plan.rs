@@ -43,10 +43,14 @@ impl DiskService {
         }
         if found.descriptor.read_only {
             return match flash.has_dirty {
-                true => Err(at_stake(&found.name, &flash).remedy(format!(
-                    "attach it writable on host {}, or bring the writes to the disk there first: tidegate cache flush {} {}",
-                    flash.host_name, flash.cache, found.name
-                ))),
+                true => Err(at_stake(
+                    &found.name,
+                    &flash,
+                    format!(
+                        "attach it writable on host {}, or bring the writes to the disk there first: tidegate cache flush {} {}",
+                        flash.host_name, flash.cache, found.name
+                    ),
+                )),
                 false => Ok((None, None)),
             };
         }
@@ -68,9 +72,12 @@ impl DiskService {
             Err(problem) if flash.has_dirty => {
                 let remedy = problem.remedy.clone().unwrap_or_default();
                 let discard = format!("tidegate disk attach {} --discard-cache", found.name);
-                Err(at_stake(&found.name, &flash)
-                    .because(problem)
-                    .remedy(format!("{remedy}; to lose these writes: {discard}")))
+                Err(at_stake(
+                    &found.name,
+                    &flash,
+                    format!("{remedy}; to lose these writes: {discard}"),
+                )
+                .because(problem))
             }
             Err(problem) => {
                 // What flash has is void from now on: the disk is written without it.

@@ -26,12 +26,21 @@ pub(in super::super) fn must_have_no_cache(live: &Attached) -> Outcome<()> {
 
 /// Fails if only the cache of a disk has some of its writes.
 pub(in super::super) fn must_be_saved(found: &Found) -> Outcome<()> {
-    match found.descriptor.flash.as_ref().filter(|flash| flash.has_dirty) {
+    match found
+        .descriptor
+        .flash
+        .as_ref()
+        .filter(|flash| flash.has_dirty)
+    {
         None => Ok(()),
-        Some(flash) => Err(at_stake(&found.name, flash).remedy(format!(
-            "attach the disk on host {0}, and bring the writes to it: tidegate cache flush {1} {2}; then: tidegate disk detach {2}",
-            flash.host_name, flash.cache, found.name
-        ))),
+        Some(flash) => Err(at_stake(
+            &found.name,
+            flash,
+            format!(
+                "attach the disk on host {0}, and bring the writes to it: tidegate cache flush {1} {2}; then: tidegate disk detach {2}",
+                flash.host_name, flash.cache, found.name
+            ),
+        )),
     }
 }
 
@@ -75,15 +84,19 @@ pub(super) fn must_be_saved_first(
     let stays = after.is_some_and(|after| after.id == before.id && after.mode != FlashMode::Off);
     match stays {
         true => Ok(()),
-        false => Err(at_stake(&found.name, before).remedy(format!(
-            "attach the disk on host {}, and repeat the command there",
-            before.host_name
-        ))),
+        false => Err(at_stake(
+            &found.name,
+            before,
+            format!(
+                "attach the disk on host {}, and repeat the command there",
+                before.host_name
+            ),
+        )),
     }
 }
 
 /// The problem of a disk some of whose writes only its cache has.
-pub(super) fn at_stake(disk: &Name, flash: &FlashUse) -> Problem {
+pub(super) fn at_stake(disk: &Name, flash: &FlashUse, remedy: impl Into<String>) -> Problem {
     let bytes = flash
         .part
         .map_or_else(String::new, |part| format!(" (up to {part})"));
@@ -95,6 +108,7 @@ pub(super) fn at_stake(disk: &Name, flash: &FlashUse) -> Problem {
         "only cache {} on host {} has some of its writes{bytes}",
         flash.cache, flash.host_name
     ))
+    .remedy(remedy)
 }
 
 pub(super) fn corrupt(disk: &Name, left: u64) -> Problem {

@@ -247,7 +247,9 @@ fn a_cache_of_a_few_chunks_is_shared_by_several_disks() {
     let stage = stage();
     stage.cache("fast", &["f0"]);
     for disk in ["a", "b", "c", "d"] {
-        stage.disk(disk);
+        let mut order = DiskCreate::new(name(disk), 64 << 20);
+        order.datastore = Some(name("shared"));
+        stage.disk_service.create(&order).unwrap();
         stage.attach(disk, Outside::Agreed).unwrap();
         stage
             .give(disk, Some("fast"), FlashMode::WriteThrough)
