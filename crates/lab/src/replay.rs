@@ -218,6 +218,8 @@ fn alone(trace: &Arc<Trace>, pace: Pace, array: &ArraySpec, lasts: Span) -> Scen
             members: Vec::new(),
         }],
         faults: Vec::new(),
+        configurations: Vec::new(),
+        quality: Vec::new(),
         expects: Vec::new(),
     }
 }
@@ -233,6 +235,9 @@ fn traced_disk(trace: &Arc<Trace>, pace: Pace) -> Disk {
         unmanaged: false,
         layout: LayoutSpec::Plain,
         members: vec![0],
+        cached: false,
+        working_set: None,
+        scan: None,
         workload: Workload::Trace {
             trace: Arc::clone(trace),
             pace,

@@ -21,8 +21,10 @@ use tidegate_core::request::Op;
 use tidegate_core::units::{Span, Time};
 use tidegate_model::Random;
 
+mod locality;
 mod replay;
 
+use locality::Locality;
 use replay::Replay;
 
 /// An action of a guest.
@@ -68,6 +70,17 @@ pub struct Guest {
     queued: VecDeque<Action>,
     /// The replay of a trace. It has no actors.
     replay: Option<Replay>,
+    /// Where random accesses are, if not anywhere.
+    locality: Option<Locality>,
+    /// A scan beside the workload. Its actor is the last one.
+    scan: Option<Scan>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Scan {
+    /// Bytes of a request.
+    size: u64,
+    next: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -102,6 +115,11 @@ impl Guest {
             Workload::Open { .. } => 1,
             Workload::Trace { .. } => 0,
         };
+        let actors = actors + u32::from(disk.scan.is_some());
+        let span = match disk.workload {
+            Workload::Shop { .. } => tables(disk.size),
+            _ => disk.size,
+        };
         let replay = match &disk.workload {
             Workload::Trace { trace, pace } => Some(Replay::new(Arc::clone(trace), *pace)),
             Workload::Shop { .. } | Workload::Access { .. } | Workload::Open { .. } => None,
@@ -118,6 +136,8 @@ impl Guest {
             at_disk: 0,
             queued: VecDeque::new(),
             replay,
+            locality: disk.working_set.map(|bytes| Locality::new(span, bytes)),
+            scan: disk.scan.map(|size| Scan { size, next: 0 }),
         }
     }
 
@@ -199,6 +219,9 @@ impl Guest {
         if self.actors[place].epoch != epoch || self.actors[place].doing != Doing::Thinking {
             return;
         }
+        if self.is_scan(Some(actor)) {
+            return self.scan_step(actor, out);
+        }
         match self.workload.clone() {
             Workload::Shop { .. } => {
                 let from = out.len();
@@ -251,6 +274,7 @@ impl Guest {
         self.actors[place].doing = Doing::Nothing;
         let mut order = None;
         match self.workload {
+            _ if self.is_scan(Some(small(place))) => {}
             Workload::Shop { reads, .. } => {
                 self.actors[place].step += 1;
                 // Reads come first, then the log and its flush.
@@ -273,6 +297,7 @@ impl Guest {
     /// An idle actor takes its next step.
     fn begin(&mut self, now: Time, place: usize, out: &mut Vec<Action>) {
         let pause = match self.workload {
+            _ if self.is_scan(Some(small(place))) => 0,
             Workload::Shop { think, .. } => self.random.exponential(think.as_nanos()),
             Workload::Access { think, .. } if think == Span::ZERO => 0,
             Workload::Access { think, .. } => self.random.exponential(think.as_nanos()),
@@ -347,6 +372,42 @@ impl Guest {
         });
     }
 
+    /// Whether a request is part of a sequential stream: of a scan, or of a log.
+    pub(crate) fn is_stream(&self, actor: Option<u32>, offset: u64) -> bool {
+        self.is_scan(actor)
+            || match &self.workload {
+                Workload::Shop { .. } => offset >= tables(self.size),
+                Workload::Access { io, .. } | Workload::Open { io, .. } => io.random == 0,
+                Workload::Trace { .. } => false,
+            }
+    }
+
+    /// Whether an actor's I/Os are those of the scan.
+    fn is_scan(&self, actor: Option<u32>) -> bool {
+        let last = self.actors.len().checked_sub(1);
+        self.scan.is_some() && actor.is_some() && actor.map(|actor| actor as usize) == last
+    }
+
+    fn scan_step(&mut self, actor: u32, out: &mut Vec<Action>) {
+        let Some(scan) = &mut self.scan else {
+            return;
+        };
+        let offset = if scan.next + scan.size > self.size {
+            0
+        } else {
+            scan.next
+        };
+        scan.next = offset + scan.size;
+        let len = scan.size;
+        self.actors[actor as usize].doing = Doing::Waiting;
+        out.push(Action::Io {
+            actor: Some(actor),
+            op: Op::Read,
+            offset,
+            len,
+        });
+    }
+
     /// Issues one I/O of an access specification.
     fn issue(&mut self, actor: Option<u32>, io: Io, out: &mut Vec<Action>) {
         if let Some(actor) = actor {
@@ -362,25 +423,31 @@ impl Guest {
             });
         }
         let places = self.size / io.size;
-        let place = if self.random.below(100) < u64::from(io.random) {
-            self.random.below(places)
+        let offset = if self.random.below(100) < u64::from(io.random) {
+            match &self.locality {
+                Some(locality) => locality.draw(&mut self.random, io.size),
+                None => self.random.below(places) * io.size,
+            }
         } else {
-            (self.next + 1) % places
+            (self.next + 1) % places * io.size
         };
-        self.next = place;
+        self.next = offset / io.size;
         let read = self.random.below(100) < u64::from(io.reads);
         self.unflushed += u32::from(!read && io.flush_every > 0);
         out.push(Action::Io {
             actor,
             op: if read { Op::Read } else { Op::Write },
-            offset: place * io.size,
+            offset,
             len: io.size,
         });
     }
 
     /// An offset in the tables. A few extents are used far more often than the rest.
     fn table_place(&mut self, size: u64) -> u64 {
-        let tables = self.size - self.size / LOG_PART;
+        if let Some(locality) = &self.locality {
+            return locality.draw(&mut self.random, size);
+        }
+        let tables = tables(self.size);
         let extent = tables / EXTENTS;
         let rank = self.zipf();
         // Hot extents are not adjacent: an odd factor spreads the ranks, one to one.
@@ -395,6 +462,11 @@ impl Guest {
         let rank = HARMONIC.partition_point(|&sum| sum <= draw);
         rank as u64
     }
+}
+
+/// Bytes of a shop's tables. The log follows them.
+fn tables(size: u64) -> u64 {
+    size - size / LOG_PART
 }
 
 /// Number of extents of a shop's tables.

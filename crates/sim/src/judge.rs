@@ -230,8 +230,12 @@ pub fn describe(scenario: &Scenario, expect: &Expect) -> impl fmt::Display {
     if expect.run.policy != Policy::Ours {
         text += &format!(" under {}", expect.run.policy.word());
     }
+    if let Some(own) = scenario.configurations.get(expect.run.configuration) {
+        text += &format!(" with {}", own.name);
+    }
     if let Some(against) = &expect.against {
-        let policy = against.run.policy.word();
+        let own = scenario.configurations.get(against.run.configuration);
+        let policy = own.map_or(against.run.policy.word(), |own| &own.name);
         let alone = if against.run.alone.is_some() {
             ", alone"
         } else {

@@ -57,6 +57,13 @@ pub struct DiskBin {
     pub device_ns: u64,
     /// Units started, as limits count.
     pub units: u64,
+    /// Of the I/Os, those that were answered without the disk below the cache. Scans and logs count neither as hits nor as
+    /// misses.
+    pub hits: u64,
+    /// The others.
+    pub misses: u64,
+    /// Bytes written to flash, on one of the devices.
+    pub flash_bytes: u64,
     /// Index of this bin's first latency.
     pub latencies_from: u32,
     /// Index of this bin's first order.
@@ -215,6 +222,21 @@ impl Results {
         if let Some(bin) = self.datastore.bins.last_mut() {
             bin.ios += 1;
             bin.latency_ns += latency.as_nanos();
+        }
+    }
+
+    /// A request of a disk was answered from its cache, or not.
+    pub(crate) fn hit_or_missed(&mut self, disk: usize, hit: bool) {
+        if let Some(bin) = self.disks[disk].bins.last_mut() {
+            bin.hits += u64::from(hit);
+            bin.misses += u64::from(!hit);
+        }
+    }
+
+    /// Flash was written for a disk.
+    pub(crate) fn flash_written(&mut self, disk: usize, bytes: u64) {
+        if let Some(bin) = self.disks[disk].bins.last_mut() {
+            bin.flash_bytes += bytes;
         }
     }
 

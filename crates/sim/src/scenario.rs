@@ -8,6 +8,7 @@
 //! - Every index (of a host, a group, a disk, a phase) lies within the scenario's own lists.
 //! - Phases cover the run without gaps.
 
+mod configuration;
 mod datastore;
 pub(crate) mod expect;
 mod layout;
@@ -15,6 +16,7 @@ mod plan;
 pub(crate) mod quantities;
 mod raw;
 
+pub use configuration::{Configuration, FlashCache};
 pub use datastore::{Control, Kind, Threshold};
 pub use expect::{Against, Expect, Measure, Variant};
 
@@ -48,6 +50,10 @@ pub struct Scenario {
     pub phases: Vec<Phase>,
     /// The faults.
     pub faults: Vec<Fault>,
+    /// Arrays and caches that are compared; none if there is only the datastore's own.
+    pub configurations: Vec<Configuration>,
+    /// What a phase must be within to pass. Their own phases mean nothing.
+    pub quality: Vec<Expect>,
     /// The expectations.
     pub expects: Vec<Expect>,
 }
@@ -123,6 +129,12 @@ pub struct Disk {
     pub layout: LayoutSpec,
     /// The array of each member.
     pub members: Vec<usize>,
+    /// Whether it has a part of the cache, in a configuration with one.
+    pub cached: bool,
+    /// The bytes within which random accesses are, with the popularity of recorded ones.
+    pub working_set: Option<u64>,
+    /// Bytes of the requests of a scan beside the workload.
+    pub scan: Option<u64>,
     /// Its guest's workload.
     pub workload: Workload,
 }
@@ -342,9 +354,11 @@ impl Scenario {
         table.map_or(true, |table| !table.contains_key("contest"))
     }
 
-    /// Whether a disk has a layout, or there are several arrays.
+    /// Whether a disk has a layout or a cache, or there are several arrays.
     pub fn has_layouts(&self) -> bool {
-        self.datastore.arrays > 1 || self.disks.iter().any(|disk| !disk.layout.is_plain())
+        self.datastore.arrays > 1
+            || !self.configurations.is_empty()
+            || self.disks.iter().any(|disk| !disk.layout.is_plain())
     }
 
     /// The end of the run.
@@ -374,7 +388,7 @@ impl Scenario {
         for host in &mut self.hosts {
             host.joins = scale(host.joins);
         }
-        for expect in &mut self.expects {
+        for expect in self.expects.iter_mut().chain(&mut self.quality) {
             expect.skip = whole(Time::ZERO + expect.skip).since(Time::ZERO);
         }
         self

@@ -88,6 +88,9 @@ impl Accounts {
             unmanaged: false,
             layout: LayoutSpec::Plain,
             members: vec![0],
+            cached: false,
+            working_set: None,
+            scan: None,
             workload: disk.workload(),
         });
         let disks: Vec<Disk> = disks.collect();
@@ -119,6 +122,8 @@ impl Accounts {
             }],
             disks,
             faults: Vec::new(),
+            configurations: Vec::new(),
+            quality: Vec::new(),
             expects: Vec::new(),
         };
         Ok(Case {

@@ -60,6 +60,13 @@ pub fn load(path: &Path) -> Result<Vec<Request>, String> {
     requests.map_err(|error| named(&error))
 }
 
+/// The recorded requests that the program contains.
+pub(crate) fn embedded() -> Vec<Request> {
+    let bytes = include_bytes!("../../../../scenarios/traces/cloudphysics.pack");
+    let packed = bytes.strip_prefix(PACKED).map(unpack);
+    packed.and_then(Result::ok).expect("a test reads it")
+}
+
 fn recorded(trace: &Trace) -> Vec<Request> {
     let used = trace.ios.iter().filter(|io| io.len > 0);
     let requests = used.filter_map(|io| {

@@ -10,6 +10,7 @@ use crate::numbers::{count, float, index, whole};
 use crate::results::{ArrayBin, BIN, DiskBin, bins};
 use crate::scenario::{Expect, Measure, Scenario};
 use crate::world::Run;
+use std::collections::BTreeMap;
 use tidegate_core::units::{Span, Time};
 
 /// A phase of a run, with the disks and hosts to measure.
@@ -139,11 +140,69 @@ impl Stretch<'_> {
                 part(copied.sum(), seconds) / 1e6
             }
             Measure::RebuildTime => self.rebuild_time(from),
+            Measure::HitRatio => self.hit_ratio(from, to),
+            Measure::PhasesPassed => count(self.passed_phases()),
+            Measure::HitRatioPassed => match self.passed_phases() {
+                0 => f64::NAN,
+                passed => {
+                    let phase = &self.scenario.phases[passed - 1];
+                    self.hit_ratio(phase.begins + expect.skip, phase.ends)
+                }
+            },
+            Measure::Score => part(self.score(from, to), seconds),
+            Measure::FlashWrites => {
+                let written = self.sum(from, to, |bin| bin.flash_bytes);
+                part(written, self.sum(from, to, |bin| bin.bytes))
+            }
             Measure::Outstanding => {
                 let each = self.datastore(from, to).iter();
                 mean(&each.map(|bin| float(bin.outstanding)).collect::<Vec<_>>())
             }
         }
+    }
+
+    /// In percent.
+    fn hit_ratio(&self, from: Time, to: Time) -> f64 {
+        let hits = self.sum(from, to, |bin| bin.hits);
+        part(hits, hits + self.sum(from, to, |bin| bin.misses)) * 100.0
+    }
+
+    /// The number of phases, from the first one on, that are within every quality.
+    fn passed_phases(&self) -> usize {
+        let phases = 0..self.scenario.phases.len();
+        let passes = |phase: &usize| {
+            let mut all = self.scenario.quality.iter();
+            all.all(|quality| self.is_within(quality, *phase))
+        };
+        phases.take_while(passes).count()
+    }
+
+    /// Whether the disks that are active in a phase are within a quality.
+    fn is_within(&self, quality: &Expect, phase: usize) -> bool {
+        let active = &self.scenario.phases[phase].active;
+        let disks = quality.disks.iter().copied().filter(|disk| active[*disk]);
+        let disks: Vec<usize> = disks.collect();
+        let there = Stretch {
+            phase,
+            disks: &disks,
+            ..*self
+        };
+        let value = there.measure(quality);
+        quality.at_least.is_none_or(|least| value >= least)
+            && quality.at_most.is_none_or(|most| value <= most)
+    }
+
+    /// I/Os: of each tile the geometric mean of its disks, summed over the tiles.
+    fn score(&self, from: Time, to: Time) -> f64 {
+        let mut tiles: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+        for &disk in self.disks.iter().filter(|&&disk| self.is_active(disk)) {
+            let name = self.scenario.disks[disk].name.as_str();
+            let kind = name.trim_end_matches(|letter: char| letter.is_ascii_digit());
+            let ios = self.of(disk, from, to, |bin| bin.ios);
+            tiles.entry(&name[kind.len()..]).or_default().push(ios.ln());
+        }
+        let means = tiles.values().map(|tile| mean(tile).exp());
+        means.sum()
     }
 
     /// The first window of the phase, if it is complete.

@@ -47,10 +47,7 @@ pub(super) fn datastore(raw: &RawDatastore) -> Result<Datastore, ScenarioError> 
     let io_unit = raw.io_unit.map_or(32 << 10, |size| size.0);
     let io_unit = u32::try_from(io_unit).or_else(|_| wrong("io-unit is 4KiB to 128KiB"))?;
     Ok(Datastore {
-        array: match &raw.array {
-            RawArray::Named(name) => array_named(name)?,
-            RawArray::Table(table) => array(table)?,
-        },
+        array: any_array(&raw.array)?,
         threshold: match &raw.threshold {
             None => Threshold::Auto,
             Some(word) => threshold(word)?,
@@ -91,7 +88,15 @@ pub(super) fn threshold(word: &str) -> Result<Threshold, ScenarioError> {
     })
 }
 
-fn array_named(name: &str) -> Result<ArraySpec, ScenarioError> {
+/// An array, however it is written.
+pub(super) fn any_array(raw: &RawArray) -> Result<ArraySpec, ScenarioError> {
+    match raw {
+        RawArray::Named(name) => array_named(name),
+        RawArray::Table(table) => array(table),
+    }
+}
+
+pub(super) fn array_named(name: &str) -> Result<ArraySpec, ScenarioError> {
     ArraySpec::named(name).or_else(|error| wrong(error.to_string()))
 }
 

@@ -54,6 +54,8 @@ pub struct Variant {
     pub threshold: Option<Threshold>,
     /// Only these disks.
     pub alone: Option<Vec<usize>>,
+    /// The array and its cache, of those that the scenario compares.
+    pub configuration: usize,
 }
 
 impl Variant {
@@ -63,6 +65,7 @@ impl Variant {
             policy,
             threshold: None,
             alone: None,
+            configuration: 0,
         }
     }
 }
@@ -167,6 +170,16 @@ measures! {
     RebuildRate = "rebuild-rate",
     /// Seconds from the beginning of the phase until a rebuild of each disk has ended.
     RebuildTime = "rebuild-time",
+    /// Requests that were answered without the disk below the cache, in percent. Flushes, scans and logs do not count.
+    HitRatio = "hit-ratio",
+    /// The number of phases, from the first one on, that are within every `quality`.
+    PhasesPassed = "phases-passed",
+    /// The hit ratio in the last of these phases, in percent.
+    HitRatioPassed = "hit-ratio-passed",
+    /// The geometric mean of I/Os per second of the disks whose names end with the same number, summed over the numbers.
+    Score = "score",
+    /// Bytes that were written to flash, for each byte that the disks' guests read or wrote.
+    FlashWrites = "flash-writes",
 }
 
 pub(super) fn expect(
@@ -193,7 +206,10 @@ pub(super) fn expect(
     } else {
         &raw.hosts
     };
-    let run = variant(raw.policy.as_deref(), None, None, scenario)?;
+    let run = Variant {
+        configuration: configuration(raw.configuration.as_deref(), scenario)?.unwrap_or(0),
+        ..variant(raw.policy.as_deref(), None, None, scenario)?
+    };
     let disks = disks_named(disks, scenario)?;
     let hosts = hosts_named(hosts, scenario)?;
     if scenario.has_layouts() && matches!(what, Measure::LongestWait | Measure::Lag) {
@@ -255,13 +271,17 @@ fn against(
     scenario: &Scenario,
 ) -> Result<Against, ScenarioError> {
     let policy = raw.policy.as_deref().unwrap_or(run.policy.word());
+    let other = configuration(raw.configuration.as_deref(), scenario)?;
     Ok(Against {
-        run: variant(
-            Some(policy),
-            raw.threshold.as_deref(),
-            raw.alone.as_deref(),
-            scenario,
-        )?,
+        run: Variant {
+            configuration: other.unwrap_or(run.configuration),
+            ..variant(
+                Some(policy),
+                raw.threshold.as_deref(),
+                raw.alone.as_deref(),
+                scenario,
+            )?
+        },
         phase: match raw.phase.as_deref() {
             None => here,
             name => phase(name, scenario)?,
@@ -303,7 +323,19 @@ fn variant(
         alone: alone
             .map(|names| disks_named(names, scenario))
             .transpose()?,
+        configuration: 0,
     })
+}
+
+fn configuration(name: Option<&str>, scenario: &Scenario) -> Result<Option<usize>, ScenarioError> {
+    let Some(name) = name else {
+        return Ok(None);
+    };
+    let mut all = scenario.configurations.iter();
+    match all.position(|configuration| configuration.name == name) {
+        Some(place) => Ok(Some(place)),
+        None => wrong(format!("no configuration is called `{name}`")),
+    }
 }
 
 fn phase(name: Option<&str>, scenario: &Scenario) -> Result<usize, ScenarioError> {

@@ -9,7 +9,7 @@ use super::raw::{
 };
 use super::{
     Ceiling, Disk, Fault, FaultKind, Group, Host, Io, Pace, Phase, Scenario, ScenarioError,
-    Settings, Workload, datastore, expect, layout, named, within, wrong,
+    Settings, Workload, configuration, datastore, expect, layout, named, within, wrong,
 };
 use crate::numbers::whole;
 use crate::trace::Trace;
@@ -77,15 +77,25 @@ pub(super) fn plan(raw: RawScenario) -> Result<Scenario, ScenarioError> {
         name: raw.name,
         title: raw.title,
         source: raw.source,
-        datastore,
         hosts,
         groups: limits,
         disks,
         phases,
+        configurations: configuration::configurations(&raw.configuration, &datastore.array)?,
+        quality: Vec::new(),
         expects: Vec::new(),
+        datastore,
     };
     layout::check(&scenario)?;
     let settling = raw.settling.map_or(Span::from_secs(5), |length| length.0);
+    for mut raw in raw.quality {
+        // It is about each phase.
+        raw.phase
+            .get_or_insert_with(|| scenario.phases[0].name.clone());
+        let checked = expect::expect(&raw, &scenario, settling);
+        let checked = checked.or_else(|e| wrong(format!("quality `{}`: {e}", raw.what)))?;
+        scenario.quality.push(checked);
+    }
     for raw in &raw.expect {
         let checked = expect::expect(raw, &scenario, settling);
         let checked = checked.or_else(|e| wrong(format!("expectation `{}`: {e}", raw.what)))?;
@@ -169,6 +179,9 @@ fn disk(
         unmanaged: raw.unmanaged,
         layout,
         members,
+        cached: raw.cached,
+        working_set: raw.working_set.map(|size| size.0),
+        scan: raw.scan.map(|size| size.0),
     })
 }
 

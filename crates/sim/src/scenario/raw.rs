@@ -30,8 +30,29 @@ pub(crate) struct RawScenario {
     pub(crate) phase: Vec<RawPhase>,
     #[serde(default)]
     pub(crate) fault: Vec<RawFault>,
+    /// What every phase is compared with, to find how many of them pass.
+    #[serde(default)]
+    pub(crate) quality: Vec<RawExpect>,
+    /// Arrays and caches that are compared.
+    #[serde(default)]
+    pub(crate) configuration: Vec<RawConfiguration>,
     #[serde(default)]
     pub(crate) expect: Vec<RawExpect>,
+}
+
+/// An array with or without a cache in front of it.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct RawConfiguration {
+    pub(crate) name: String,
+    /// Default: the datastore's.
+    pub(crate) array: Option<RawArray>,
+    /// Flash for all cached disks together. Default: no cache.
+    pub(crate) cache: Option<Size>,
+    /// Each half of every host's mirrored flash. Default: `ssd`.
+    pub(crate) flash: Option<RawArray>,
+    /// What the cache keeps: `auto` (the default), or a policy that is always used.
+    pub(crate) policy: Option<String>,
 }
 
 /// The datastore.
@@ -130,6 +151,13 @@ pub(crate) struct RawDisk {
     pub(crate) layout: Option<String>,
     /// The arrays of its members, counted from 0. Default: one member on each; of a plain disk, the first.
     pub(crate) on: Option<Vec<u32>>,
+    /// Whether it has a part of the cache, in a configuration with one.
+    #[serde(default)]
+    pub(crate) cached: bool,
+    /// Random accesses are within so many bytes, and as popular as recorded ones. Default: anywhere, and equally popular.
+    pub(crate) working_set: Option<Size>,
+    /// One more guest reads the whole disk in order, again and again, in requests of so many bytes.
+    pub(crate) scan: Option<Size>,
     pub(crate) workload: RawWorkload,
 }
 
@@ -287,6 +315,8 @@ pub(crate) struct RawExpect {
     /// The array of the figure, counted from 0.
     pub(crate) array: Option<u32>,
     pub(crate) policy: Option<String>,
+    /// Default: the first one.
+    pub(crate) configuration: Option<String>,
     pub(crate) against: Option<RawAgainst>,
     pub(crate) at_least: Option<f64>,
     pub(crate) at_most: Option<f64>,
@@ -300,6 +330,7 @@ pub(crate) struct RawExpect {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct RawAgainst {
     pub(crate) policy: Option<String>,
+    pub(crate) configuration: Option<String>,
     pub(crate) phase: Option<String>,
     pub(crate) threshold: Option<String>,
     /// Run only these disks.

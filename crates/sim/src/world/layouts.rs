@@ -2,7 +2,7 @@
 //!
 //! The world above drives schedulers alone, over one array. A mirror's rebuild or a stripe needs what stands above them:
 //! here the hosts' I/O threads are the core's own shards. [`run`] is called for scenarios with a layout or with
-//! several arrays. There are no faults and no checks of limits in this world.
+//! several arrays. There are no faults and no checks of limits in this world. `cached.rs` has the disks' caches.
 //!
 //! # Always true
 //! - The same scenario, variant and seed give the same fingerprint. There is no other source of randomness, and no clock.
@@ -18,6 +18,7 @@
 //!   governor of each datastore <──counters, orders──> shards of a host
 //! ```
 
+mod cached;
 mod host;
 mod io_path;
 mod schedule;
@@ -88,6 +89,12 @@ struct Disk {
     begins: Vec<u64>,
     /// Members that were removed, one bit each.
     removed: u32,
+    /// Whether a shard has it.
+    attached: bool,
+    /// Where its part of the flash begins on each of its host's devices, if it has one.
+    flash: Option<u64>,
+    /// Requests that were not answered.
+    pending: Vec<IoId>,
 }
 
 /// A guest's request.
@@ -96,8 +103,11 @@ struct Request {
     disk: usize,
     actor: Option<u32>,
     op: Op,
+    offset: u64,
     len: u64,
     arrived: Time,
+    /// Whether the disk below a cache had a part in it.
+    missed: bool,
 }
 
 /// An I/O that an array has.
@@ -140,6 +150,7 @@ type Block = Box<[u8; BLOCK]>;
 
 struct World<'a> {
     scenario: &'a Scenario,
+    variant: &'a Variant,
     costs: CostModel,
     now: Time,
     queue: Queue<Event>,
@@ -164,6 +175,8 @@ struct World<'a> {
     started: u64,
     /// Answered requests of each disk since the scenario's end; none before it.
     after: Option<Vec<u64>>,
+    /// Disks are attached anew once they are at rest.
+    reattaches: bool,
     over: bool,
     actions: Vec<Action>,
 }
@@ -197,8 +210,9 @@ impl<'a> World<'a> {
     ) -> Result<World<'a>, ScenarioError> {
         let mut random = Random::new(seed ^ 0x7469_6465_6761_7465);
         let mut datastores = Vec::new();
-        for _ in 0..scenario.datastore.arrays {
-            let array = Array::new(&scenario.datastore.array, random.draw());
+        let disks = std::iter::repeat_n(scenario.array(variant), scenario.datastore.arrays);
+        for spec in disks.chain(cached::devices(scenario, variant)) {
+            let array = Array::new(spec, random.draw());
             datastores.push(Datastore {
                 array: array.or_else(|error| wrong(error.to_string()))?,
                 file: SlotFile::new(scenario.hosts.len()),
@@ -221,10 +235,14 @@ impl<'a> World<'a> {
                 present: alone.is_none_or(|alone| alone.contains(&place)),
                 opened: false,
                 removed: 0,
+                attached: false,
+                flash: None,
+                pending: Vec::new(),
             });
         }
         let mut world = World {
             scenario,
+            variant,
             costs: crate::control::governor_loop::costs(scenario.datastore.kind),
             now: Time::ZERO,
             queue: Queue::new(),
@@ -244,6 +262,7 @@ impl<'a> World<'a> {
             fingerprint: 0xcbf2_9ce4_8422_2325,
             started: 0,
             after: None,
+            reattaches: false,
             over: false,
             actions: Vec::new(),
         };
@@ -288,6 +307,7 @@ impl<'a> World<'a> {
                 }
             }
             self.drain();
+            self.reattach();
             if self.invariants.is_hung() || self.is_finished() {
                 return;
             }

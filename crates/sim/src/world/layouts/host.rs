@@ -9,7 +9,7 @@ use crate::control::governor_loop::{GovernorLoop, Threads};
 use crate::control::ours::{id, key, policy};
 use crate::numbers::small;
 use crate::policy::Policy;
-use crate::scenario::{Coordination, Scenario, Variant};
+use crate::scenario::{Control, Coordination, Scenario, Variant};
 use tidegate_core::effect::ControlId;
 use tidegate_core::iocontrol::shared::{Groups, Shared};
 use tidegate_core::iocontrol::{Bin, Orders, Scheduler, Usage};
@@ -90,7 +90,7 @@ impl Host {
         });
         let mut threads: Vec<Thread> = threads.collect();
         let mut governors = Vec::new();
-        if variant.policy == Policy::Ours {
+        if variant.policy == Policy::Ours && datastore.control != Control::Off {
             for array in 0..datastore.arrays {
                 let shared = Shared::new(count, &Groups::new(0));
                 let governor = GovernorLoop::new(Time::ZERO, datastore, host, incarnation);
@@ -135,12 +135,16 @@ impl World<'_> {
         }
     }
 
-    fn attach(&mut self, disk: usize) {
+    pub(super) fn attach(&mut self, disk: usize) {
         let plan = &self.scenario.disks[disk];
         let mut uuid = [0; 16];
         uuid[..8].copy_from_slice(&(disk as u64 + 1).to_le_bytes());
         let members = Members::new(uuid, plan.size, plan.members.len());
-        let tree = Tree::build(plan.layout, members);
+        let tree = match self.cache_of(disk) {
+            Some(cache) => Some(Tree::cached(plan.layout, members, cache)),
+            None => Tree::build(plan.layout, members),
+        };
+        self.disks[disk].attached = true;
         let is_plain = tree.is_none();
         let stack = Stack::new(Vec::new());
         let is_controlled = !self.hosts[plan.host].governors.is_empty() && !plan.unmanaged;

@@ -36,9 +36,12 @@ impl World<'_> {
             disk,
             actor,
             op,
+            offset,
             len,
             arrived,
+            missed: false,
         });
+        self.disks[disk].pending.push(token);
         let request = request::Request {
             op,
             flags: Flags::NONE,
@@ -70,6 +73,10 @@ impl World<'_> {
             } => {
                 let class = self.class(host, thread, op, data);
                 let disk = place(disk);
+                let below = usize::from(target.0) < self.scenario.disks[disk].members.len();
+                if below && (op == Op::Read || data.buffer >= ARENA) {
+                    self.note_miss(disk, offset, len);
+                }
                 let of = Of::Disk { disk, io, class };
                 self.start(disk, target, of, op, offset, len);
             }
@@ -107,10 +114,8 @@ impl World<'_> {
                 self.inbox
                     .push_back((host, thread, Event::Woken { control }));
             }
-            Effect::SideWrite { .. }
-            | Effect::Rearranged { .. }
-            | Effect::Held { .. }
-            | Effect::Detached { .. } => {
+            Effect::Detached { disk, .. } => self.detached(place(disk)),
+            Effect::SideWrite { .. } | Effect::Rearranged { .. } | Effect::Held { .. } => {
                 let message = format!("{effect:?} has no cause");
                 self.invariants.breach(self.now, message);
             }
@@ -191,8 +196,8 @@ impl World<'_> {
         offset: u64,
         len: u64,
     ) -> IoId {
-        let plan = &self.scenario.disks[disk];
-        let (host, array) = (plan.host, plan.members[usize::from(target.0)]);
+        let host = self.scenario.disks[disk].host;
+        let (array, begins) = self.place_of(disk, target);
         let issued = self.now;
         let id = self.ios.insert_with(|id| Io {
             id,
@@ -211,10 +216,11 @@ impl World<'_> {
         let io = ModelIo {
             id: id.to_bits(),
             kind,
-            offset: self.disks[disk].begins[usize::from(target.0)] + offset,
+            offset: begins + offset,
             len,
         };
         self.datastores[array].array.submit(self.now.as_nanos(), io);
+        self.count_flash(disk, target, op, len);
         self.hosts[host].in_flight += 1;
         self.started += 1;
         self.mark(1, id.to_bits());
@@ -276,7 +282,7 @@ impl World<'_> {
 
     /// Counts what an array has done for a disk.
     fn count(&mut self, disk: usize, io: &Io, class: Class) {
-        if self.after.is_some() || io.op == Op::Flush {
+        if self.after.is_some() || io.op == Op::Flush || self.is_flash(io.array) {
             return;
         }
         let cost = self.costs.cost(io.op, io.len, false).0;
@@ -301,9 +307,17 @@ impl World<'_> {
             disk,
             actor,
             op,
+            offset,
             len,
             arrived,
+            missed,
         } = request;
+        self.disks[disk]
+            .pending
+            .retain(|id| id.to_bits() != token.0);
+        if op != Op::Flush && !self.disks[disk].guest.is_stream(actor, offset) {
+            self.count_hit(disk, missed);
+        }
         if let Err(fault) = outcome {
             let name = &self.scenario.disks[disk].name;
             let message = format!("disk {name} answers {fault:?}");

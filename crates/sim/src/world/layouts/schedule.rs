@@ -35,6 +35,7 @@ impl World<'_> {
                 self.change_member(change.disk, change.member, change.removes);
             }
         }
+        self.begin_reattaching();
         for disk in 0..self.disks.len() {
             self.update_guest(disk);
         }
@@ -67,7 +68,7 @@ impl World<'_> {
     pub(super) fn update_guest(&mut self, disk: usize) {
         let active = self.scenario.phases[self.phase].active[disk] || self.after.is_some();
         let of = &mut self.disks[disk];
-        if active && of.present && of.opened {
+        if active && of.present && of.opened && !self.reattaches {
             let mut actions = std::mem::take(&mut self.actions);
             of.guest.start(self.now, &mut actions);
             self.execute(disk, actions);

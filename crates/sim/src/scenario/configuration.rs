@@ -1,0 +1,97 @@
+//! The arrays and caches that a scenario compares.
+//!
+//! Each is a configuration with a name. The scenario is run once for each that an expectation names.
+
+use super::raw::RawConfiguration;
+use super::{Scenario, ScenarioError, Variant, datastore, wrong};
+use tidegate_core::layout::cache::policy::Params;
+use tidegate_model::ArraySpec;
+
+/// An array with or without a cache in front of it.
+#[derive(Clone, Debug)]
+pub struct Configuration {
+    /// Its name.
+    pub name: String,
+    /// The array.
+    pub array: ArraySpec,
+    /// The cache.
+    pub cache: Option<FlashCache>,
+}
+
+/// The caches of all cached disks together. Each host has its part on two devices that have the same bytes.
+#[derive(Clone, Debug)]
+pub struct FlashCache {
+    /// Bytes for all cached disks that are active. They have equal parts.
+    pub size: u64,
+    /// Each of a host's two devices.
+    pub flash: ArraySpec,
+    /// The policy that is always used; `None` for what the product uses.
+    pub policy: Option<Params>,
+}
+
+/// The policies that can be named.
+const POLICIES: [(&str, Option<Params>); 6] = [
+    ("auto", None),
+    ("fast", Some(Params::FAST)),
+    ("lru", Some(Params::LRU)),
+    ("s3-fifo", Some(Params::S3_FIFO)),
+    ("clock2q+", Some(Params::CLOCK_2Q_PLUS)),
+    ("fifo", Some(Params::FIFO)),
+];
+
+pub(super) fn configurations(
+    raw: &[RawConfiguration],
+    array: &ArraySpec,
+) -> Result<Vec<Configuration>, ScenarioError> {
+    let mut all: Vec<Configuration> = Vec::new();
+    for raw in raw {
+        if all.iter().any(|other| other.name == raw.name) {
+            return wrong(format!("two configurations are called `{}`", raw.name));
+        }
+        let own = raw.array.as_ref().map(datastore::any_array).transpose()?;
+        all.push(Configuration {
+            name: raw.name.clone(),
+            array: own.unwrap_or_else(|| array.clone()),
+            cache: cache(raw)?,
+        });
+    }
+    Ok(all)
+}
+
+fn cache(raw: &RawConfiguration) -> Result<Option<FlashCache>, ScenarioError> {
+    let word = raw.policy.as_deref().unwrap_or("auto");
+    let Some((_, policy)) = POLICIES.iter().find(|(name, _)| *name == word) else {
+        let names: Vec<_> = POLICIES.iter().map(|(name, _)| *name).collect();
+        let names = names.join(", ");
+        return wrong(format!("a cache's policy is one of {names}, not `{word}`"));
+    };
+    let Some(size) = raw.cache else {
+        return match (&raw.flash, &raw.policy) {
+            (None, None) => Ok(None),
+            _ => wrong(format!("configuration `{}` needs `cache`", raw.name)),
+        };
+    };
+    let flash = match &raw.flash {
+        Some(raw) => datastore::any_array(raw)?,
+        None => datastore::array_named("ssd")?,
+    };
+    Ok(Some(FlashCache {
+        size: size.0,
+        flash,
+        policy: *policy,
+    }))
+}
+
+impl Scenario {
+    /// The array of a variant.
+    pub fn array(&self, variant: &Variant) -> &ArraySpec {
+        let own = self.configurations.get(variant.configuration);
+        own.map_or(&self.datastore.array, |own| &own.array)
+    }
+
+    /// The cache of a variant.
+    pub fn cache(&self, variant: &Variant) -> Option<&FlashCache> {
+        let own = self.configurations.get(variant.configuration);
+        own.and_then(|own| own.cache.as_ref())
+    }
+}
