@@ -43,12 +43,13 @@ const FILES: &[&str] = include!(concat!(env!("OUT_DIR"), "/scenarios.rs"));
 
 /// The published experiments that are built: those on I/O control in the order in which they were published, then the
 /// A/B tests.
-pub const PUBLISHED: [&str; 8] = [
+pub const PUBLISHED: [&str; 9] = [
     "sioc-1",
     "sioc-2",
     "sioc-3",
     "sioc-4",
     "sioc-ssd",
+    "flash-cache",
     "filter-overhead",
     "million-iops",
     "compare-scenarios",
@@ -292,6 +293,9 @@ impl Experiment {
     /// Why it cannot be played on real daemons, where it cannot.
     #[must_use]
     pub fn only_simulated(&self) -> Option<&'static str> {
+        if !self.scenario.configurations.is_empty() {
+            return Some("it compares arrays and caches, which only the simulator can");
+        }
         (!self.scenario.faults.is_empty())
             .then_some("it has faults, which only the simulator can play")
     }

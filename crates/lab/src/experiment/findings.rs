@@ -240,6 +240,9 @@ pub struct Figure {
     pub latency_ms: Option<Spread>,
     /// The 99th percentile of it.
     pub latency_p99_ms: Option<Spread>,
+    /// Requests that its cache answered, in percent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hit_ratio: Option<Spread>,
     /// Orders a second, of a shop.
     pub orders: Option<Spread>,
     /// The mean time of an order, of a shop.
@@ -449,6 +452,7 @@ fn figure(
         share: of(&|run| Some(slice.share(run, disks))),
         latency_ms: of(&|run| mean_ms(&slice.latencies(run, disks))),
         latency_p99_ms: of(&|run| percentile_ms(&slice.latencies(run, disks), 0.99)),
+        hit_ratio: of(&|run| slice.hit_ratio(run, disks)),
         orders: of(&|run| orders(run).map(|orders| slice.rate(orders.len()))),
         order_ms: of(&|run| mean_ms(&orders(run)?)),
     }

@@ -27,6 +27,10 @@ pub(super) fn bands(scenario: &Scenario) -> Vec<Band> {
     for (place, name) in names.enumerate() {
         let name = match name.rsplit_once('.') {
             Some((_, own)) if scenario.disks.len() > STYLES => own,
+            // Tiles are compared as wholes.
+            _ if scenario.disks.len() > STYLES && !scenario.configurations.is_empty() => {
+                name.trim_end_matches(|letter: char| letter.is_ascii_digit())
+            }
             _ => name,
         };
         match bands.iter_mut().find(|band| band.name == name) {
@@ -96,6 +100,13 @@ impl Slice {
     /// I/Os a second.
     pub(super) fn iops(self, run: &Run, disks: &[usize]) -> f64 {
         self.sum(run, disks, |bin| bin.ios) / self.seconds().max(1e-9)
+    }
+
+    /// The part of requests that a cache answered, in percent; none without a cache.
+    pub(super) fn hit_ratio(self, run: &Run, disks: &[usize]) -> Option<f64> {
+        let hits = self.sum(run, disks, |bin| bin.hits);
+        let all = hits + self.sum(run, disks, |bin| bin.misses);
+        (all > 0.0).then(|| hits / all * 100.0)
     }
 
     /// The part of all I/Os, in percent.

@@ -256,6 +256,15 @@ pub struct StoredDisk {
     pub device_ns: Vec<u64>,
     /// Units that started.
     pub units: Vec<u64>,
+    /// Requests that a cache answered, in each bin.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hits: Vec<u64>,
+    /// Requests that it did not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub misses: Vec<u64>,
+    /// Bytes written to flash.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub flash_bytes: Vec<u64>,
     /// Orders that ended in each bin.
     pub orders: Vec<u32>,
     /// How long each I/O took.
@@ -452,6 +461,12 @@ fn stored_disk(name: &str, series: &DiskSeries) -> StoredDisk {
         .map(|bin| bin.orders_from)
         .chain([total]);
     let waited = series.waits_us.iter().any(|wait| *wait > 0);
+    // Of a cache, where there is one.
+    let cached = |what: fn(&DiskBin) -> u64| match bins.iter().any(|bin| bin.hits + bin.misses > 0)
+    {
+        true => column(what),
+        false => Vec::new(),
+    };
     StoredDisk {
         name: name.to_owned(),
         ios: column(|bin| bin.ios),
@@ -459,6 +474,9 @@ fn stored_disk(name: &str, series: &DiskSeries) -> StoredDisk {
         cost: column(|bin| bin.cost),
         device_ns: column(|bin| bin.device_ns),
         units: column(|bin| bin.units),
+        hits: cached(|bin| bin.hits),
+        misses: cached(|bin| bin.misses),
+        flash_bytes: cached(|bin| bin.flash_bytes),
         orders: bins
             .iter()
             .zip(next)
@@ -492,12 +510,19 @@ fn series(stored: &StoredDisk) -> Result<DiskSeries> {
     let mut bins = Vec::with_capacity(stored.ios.len());
     for (place, &ios) in stored.ios.iter().enumerate() {
         let cell = |column: &Vec<u64>| column.get(place).copied().context("a short column");
+        let cached = |column: &Vec<u64>| match column.is_empty() {
+            true => Ok(0),
+            false => cell(column),
+        };
         bins.push(DiskBin {
             ios,
             bytes: cell(&stored.bytes)?,
             cost: cell(&stored.cost)?,
             device_ns: cell(&stored.device_ns)?,
             units: cell(&stored.units)?,
+            hits: cached(&stored.hits)?,
+            misses: cached(&stored.misses)?,
+            flash_bytes: cached(&stored.flash_bytes)?,
             latencies_from,
             orders_from,
         });
@@ -556,7 +581,7 @@ mod tests {
 
     #[test]
     fn a_run_comes_back_from_its_file_as_it_was_and_is_judged_alike() {
-        for name in ["sioc-1", "mirror-rebuild"] {
+        for name in ["sioc-1", "mirror-rebuild", "flash-cache-scan"] {
             comes_back(&scenario(name, 1).scenario);
         }
         // The rebuild of this one ends.

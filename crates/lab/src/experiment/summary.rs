@@ -5,7 +5,8 @@ use tidegate_core::units::Span;
 use tidegate_model::ArraySpec;
 use tidegate_model::spec::{MemberSpec, Variation};
 use tidegate_sim::scenario::{
-    Ceiling, Disk, Expect, Io, Kind, Measure, Pace, Scenario, Settings, Threshold, Workload,
+    Ceiling, Control, Disk, Expect, Io, Kind, Measure, Pace, Scenario, Settings, Threshold,
+    Workload,
 };
 use tidegate_sim::{Policy, Variant};
 
@@ -346,6 +347,11 @@ pub fn way_words(scenario: &Scenario, way: &Variant) -> String {
         .threshold
         .map(|other| format!(", threshold {}", threshold(other)));
     let alone = alone(scenario, way, " and ").map(|names| format!(", {names} alone"));
+    let policy = match scenario.configurations.get(way.configuration) {
+        Some(own) if scenario.datastore.control == Control::Off => format!("with {}", own.name),
+        Some(own) => format!("{policy}, with {}", own.name),
+        None => policy.to_owned(),
+    };
     format!(
         "{policy}{}{}",
         other.unwrap_or_default(),
@@ -365,8 +371,12 @@ pub fn way_slug(scenario: &Scenario, way: &Variant) -> String {
         .threshold
         .map(|other| format!("-threshold-{}", threshold(other)));
     let alone = alone(scenario, way, "-").map(|names| format!("-{names}-alone"));
+    let own = scenario.configurations.get(way.configuration);
+    let own = own.map_or(String::new(), |own| {
+        format!("-{}", own.name.replace(", ", "-"))
+    });
     let slug = format!(
-        "{policy}{}{}",
+        "{policy}{own}{}{}",
         other.unwrap_or_default(),
         alone.unwrap_or_default()
     );
@@ -491,6 +501,14 @@ fn measure(expect: &Expect) -> (String, &'static str) {
         ),
         Measure::RebuildRate => ("copied by rebuilds".into(), " MB/s"),
         Measure::RebuildTime => ("time until the rebuild has ended".into(), " s"),
+        Measure::HitRatio => ("requests that the cache answers".into(), " %"),
+        Measure::PhasesPassed => ("phases that pass".into(), ""),
+        Measure::HitRatioPassed => (
+            "requests that the cache answers in the last phase that passes".into(),
+            " %",
+        ),
+        Measure::Score => ("score".into(), ""),
+        Measure::FlashWrites => ("bytes written to flash for each of guests".into(), ""),
     }
 }
 

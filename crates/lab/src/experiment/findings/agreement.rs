@@ -195,6 +195,7 @@ mod tests {
             share: spread(&[share]),
             latency_ms: spread(ms.as_slice()),
             latency_p99_ms: None,
+            hit_ratio: None,
             orders: None,
             order_ms: None,
         };

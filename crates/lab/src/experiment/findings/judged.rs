@@ -60,6 +60,9 @@ fn unjudged(loaded: &Loaded, on: On, expect: &Expect) -> Option<String> {
             | Measure::ArrayShare
             | Measure::Background
             | Measure::RebuildRate
+            | Measure::HitRatio
+            | Measure::HitRatioPassed
+            | Measure::FlashWrites
     );
     if on == On::Engine && simulated {
         return Some("only the simulator sees this".to_owned());

@@ -209,24 +209,34 @@ fn agreement_table(agreement: &Agreement) -> Block {
 /// What every disk had in one place; with the shops' orders where there are shops.
 fn figures(stage: &Stage) -> Block {
     let shops = stage.figures.iter().any(|row| row.orders.is_some());
-    let columns = match shops {
-        true => {
+    let caches = stage.figures.iter().any(|row| row.hit_ratio.is_some());
+    let columns = match (shops, caches) {
+        (true, true) => {
+            "Way | Phase | Disk | I/Os a second | Part | Latency, mean | 99 % at or below | Hits | Orders a second | Time of an order"
+        }
+        (true, false) => {
             "Way | Phase | Disk | I/Os a second | Part | Latency, mean | 99 % at or below | Orders a second | Time of an order"
         }
-        false => "Way | Phase | Disk | I/Os a second | Part | Latency, mean | 99 % at or below",
+        (false, true) => {
+            "Way | Phase | Disk | I/Os a second | Part | Latency, mean | 99 % at or below | Hits"
+        }
+        (false, false) => {
+            "Way | Phase | Disk | I/Os a second | Part | Latency, mean | 99 % at or below"
+        }
     };
     let rows = stage.figures.iter().map(|row| {
         let mut cells = texts([&row.way, &row.phase, &row.disk]);
         let figures = [
-            (row.iops, ""),
-            (row.share, " %"),
-            (row.latency_ms, " ms"),
-            (row.latency_p99_ms, " ms"),
-            (row.orders, ""),
-            (row.order_ms, " ms"),
+            (true, (row.iops, "")),
+            (true, (row.share, " %")),
+            (true, (row.latency_ms, " ms")),
+            (true, (row.latency_p99_ms, " ms")),
+            (caches, (row.hit_ratio, " %")),
+            (shops, (row.orders, "")),
+            (shops, (row.order_ms, " ms")),
         ];
-        let many = if shops { 6 } else { 4 };
-        cells.extend(figures.into_iter().take(many).map(Cell::figure));
+        let shown = figures.into_iter().filter(|(shown, _)| *shown);
+        cells.extend(shown.map(|(_, figure)| Cell::figure(figure)));
         cells
     });
     Block::Table(table(stage.on.title(), columns, rows))
