@@ -34,6 +34,7 @@ cargo xtask TASK
   sim [ARGS]                scenarios in virtual time: --scenario S --seed N, or --swarm MINUTES; all of them without
   cache-policies [ARGS]     cache policies on recorded and made-up requests: writes the tables in docs/flash-cache.md;
                             --check only says whether they are stale; --trace FILE prints the table of that trace
+  flash-cache               the experiment of the flash cache in virtual time: writes its table in docs/flash-cache.md
   mutants [GLOB]...         mutation tests of I/O control and leases, or of other files of the core, by cargo-mutants; fails
                             on a missed mutant that crates/core/survivors.txt does not list. Hours for all files
   docs [--check]            writes docs/cli.md, config.md, openapi.json, metrics.md, man pages and completions;
@@ -68,6 +69,7 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
         ["tidy"] => tidy(&Workspace::read()?),
         ["bench", "data-path", rest @ ..] => bench(&Workspace::read()?, rest),
         ["sim", rest @ ..] => sim::run(&Workspace::read()?, rest),
+        ["flash-cache"] => sim::flash_cache(&Workspace::read()?),
         ["cache-policies", rest @ ..] => sim::cache_policies(&Workspace::read()?, rest),
         ["mutants", rest @ ..] => mutants::run(&Workspace::read()?, rest),
         ["docs"] => docs::write(&Workspace::read()?),

@@ -25,3 +25,11 @@ pub(crate) fn cache_policies(workspace: &Workspace, args: &[&str]) -> anyhow::Re
     sim.arg("--cache-policies").args(args);
     Steps::new().run("comparison of cache policies", &mut sim)
 }
+
+/// Plays the experiment of the flash cache, in a debug build too.
+pub(crate) fn flash_cache(workspace: &Workspace) -> anyhow::Result<()> {
+    let mut sim = cargo(workspace);
+    sim.args(["run", "--quiet", "--package", "tidegate-sim", "--"]);
+    sim.arg("--flash-cache");
+    Steps::new().run("experiment of the flash cache", &mut sim)
+}

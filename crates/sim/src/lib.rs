@@ -41,6 +41,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cache_policies;
+pub mod cache_tables;
 pub mod compare;
 pub mod control;
 pub mod crash;

@@ -165,7 +165,9 @@ fn disk_summary(scenario: &Scenario, disk: &Disk) -> DiskSummary {
         } else {
             settings(scenario, &disk.policy)
         },
-        workload: layouts::place(scenario, disk) + &workload(&disk.workload),
+        workload: layouts::place(scenario, disk)
+            + &workload(&disk.workload)
+            + &layouts::use_of(disk),
     }
 }
 

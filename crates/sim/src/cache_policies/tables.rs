@@ -133,10 +133,24 @@ fn cell(miss: f64, flash: f64) -> String {
 /// # Errors
 /// It has no markers.
 pub fn replaced(manual: &str, tables: &str) -> Result<String, String> {
+    replaced_between(manual, BEGIN, END, tables)
+}
+
+/// The manual's text with another text between the marks of a command.
+///
+/// # Errors
+/// The marks are missing.
+pub fn between(manual: &str, command: &str, text: &str) -> Result<String, String> {
+    let begin = format!("<!-- begin of what `{command}` writes -->\n\n");
+    let end = format!("<!-- end of what `{command}` writes -->");
+    replaced_between(manual, &begin, &end, text)
+}
+
+fn replaced_between(manual: &str, begin: &str, end: &str, text: &str) -> Result<String, String> {
     let missing = || format!("{MANUAL} has no place for the tables");
-    let (before, rest) = manual.split_once(BEGIN).ok_or_else(missing)?;
-    let (_, after) = rest.split_once(END).ok_or_else(missing)?;
-    Ok(format!("{before}{BEGIN}{tables}\n{END}{after}"))
+    let (before, rest) = manual.split_once(begin).ok_or_else(missing)?;
+    let (_, after) = rest.split_once(end).ok_or_else(missing)?;
+    Ok(format!("{before}{begin}{text}\n{end}{after}"))
 }
 
 #[cfg(test)]

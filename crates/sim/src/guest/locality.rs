@@ -85,6 +85,8 @@ fn sums() -> &'static [u64] {
 mod tests {
     use super::*;
     use std::collections::BTreeMap;
+    use tidegate_core::layout::cache::policy::{CANDIDATES, Params, Policy};
+    use tidegate_core::units::Time;
 
     #[test]
     fn places_are_as_popular_as_recorded_pages_and_within_the_working_set() {
@@ -104,6 +106,43 @@ mod tests {
         let tenth: u32 = counts[..160].iter().sum();
         // Of the recorded accesses, 39.7 % are of a tenth of the pages.
         assert!((38_500..41_500).contains(&tenth), "{tenth}");
+    }
+
+    /// Hits, in percent, of a policy with a slot for three quarters of a working set's pages, each of which has one slot.
+    fn hits(params: Params) -> u32 {
+        let (pages, slots) = (2_432, 1_824);
+        let locality = Locality::new(pages * PAGE, pages * PAGE);
+        let (mut random, mut policy) = (Random::new(3), Policy::new(slots, params));
+        let mut places: BTreeMap<u64, u32> = BTreeMap::new();
+        let mut free: Vec<u32> = (0..slots).collect();
+        let mut hits = 0;
+        for n in 0..200_000 {
+            let page = locality.draw(&mut random, PAGE) / PAGE;
+            let now = Time::from_nanos(n * 1_000_000);
+            let number = u32::try_from(page).expect("a few");
+            if let Some(slot) = places.get(&page) {
+                policy.hit(*slot, now);
+                hits += u32::from(n >= 100_000);
+            } else if policy.miss(number, now, false) {
+                let victim = || {
+                    let slot = policy.victim(|_| true).expect("a page may leave");
+                    places.retain(|_, other| *other != slot);
+                    slot
+                };
+                let slot = free.pop().unwrap_or_else(victim);
+                policy.insert(number, slot);
+                places.insert(page, slot);
+            }
+        }
+        hits / 1_000
+    }
+
+    #[test]
+    fn with_one_slot_for_each_page_nine_in_ten_requests_would_hit() {
+        for params in [Params::FAST, Params::S3_FIFO, CANDIDATES[0]] {
+            let hits = hits(params);
+            assert!((90..=94).contains(&hits), "{params:?}: {hits} %");
+        }
     }
 
     #[test]

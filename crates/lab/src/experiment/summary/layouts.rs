@@ -1,5 +1,6 @@
 //! Disks with layouts in words: where their members are, and what happens to them.
 
+use super::bytes;
 use tidegate_sim::Scenario;
 use tidegate_sim::scenario::{Disk, MemberChange, Phase};
 
@@ -11,6 +12,20 @@ pub(super) fn place(scenario: &Scenario, disk: &Disk) -> String {
         (true, [array]) => format!("on array {array}: "),
         (true, arrays) => format!("{} on arrays {}: ", disk.layout, arrays.join(", ")),
     }
+}
+
+/// How a guest uses its disk, beside its workload: its working set, a scan, a cache.
+pub(super) fn use_of(disk: &Disk) -> String {
+    let set = disk.working_set.map(bytes);
+    let set = set.map(|set| format!(", in a working set of {set}"));
+    let scan = disk.scan.map(bytes);
+    let scan = scan.map(|size| format!(", beside a scan by {size}"));
+    let cached = if disk.cached { "; cached" } else { "" };
+    format!(
+        "{}{}{cached}",
+        set.unwrap_or_default(),
+        scan.unwrap_or_default()
+    )
 }
 
 /// How many datastores there are, if several.
@@ -41,6 +56,19 @@ pub(super) fn changes(scenario: &Scenario, phase: &Phase) -> impl Iterator<Item 
 mod tests {
     use crate::experiment::fixtures::entry;
     use crate::experiment::summary::SetUp;
+
+    #[test]
+    fn an_experiment_says_which_disks_are_cached_and_what_they_use() {
+        let summary = entry("flash-cache-scan", 100).summary();
+        assert!(summary.only_simulated.is_some());
+        assert_eq!(summary.ways, ["with a cache", "with no cache"]);
+        let SetUp::Scenario(set_up) = &summary.set_up else {
+            panic!("it is a scenario");
+        };
+        let ends = "in a working set of 231 MiB, beside a scan by 256 KiB; cached";
+        let workload = &set_up.disks[1].workload;
+        assert!(workload.ends_with(ends), "{workload}");
+    }
 
     #[test]
     fn an_experiment_says_where_members_are_and_what_happens_to_them() {

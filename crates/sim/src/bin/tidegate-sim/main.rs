@@ -9,6 +9,8 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
+use tidegate_sim::cache_policies::tables::MANUAL;
+use tidegate_sim::cache_tables;
 use tidegate_sim::compare::{ROWS, table};
 use tidegate_sim::judge::{describe, judge, side_by_side, too_short};
 use tidegate_sim::swarm::Tally;
@@ -24,6 +26,7 @@ tidegate-sim [--scenarios DIR] [--scenario NAME] [--seed N] [--scale PERCENT]
 tidegate-sim --side-by-side [--seeds COUNT]
 tidegate-sim --stack [--seed N] [--seeds COUNT] [--swarm MINUTES] [--shape NAME] [--runs COUNT]
 tidegate-sim --cache-policies [--check] [--each-block] [--trace FILE]...
+tidegate-sim --flash-cache
 
 Without --scenario: all scenarios in DIR (scenarios/).
 --scale: run phases at PERCENT of their length.
@@ -36,6 +39,7 @@ Without --scenario: all scenarios in DIR (scenarios/).
 --shape: with --stack, try this disk only, for instance 'mirror of 2'.
 --runs: with --stack, run all schedules of a workload only if they are not more; otherwise sample as many (20000).
 --cache-policies: compare cache policies, and write the tables in docs/flash-cache.md again.
+--flash-cache: play the scenario flash-cache, and write its table in docs/flash-cache.md again. It takes some minutes.
 ";
 
 struct Options {
@@ -58,6 +62,7 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let done = match args.split_first() {
         Some((first, rest)) if first == "--cache-policies" => cache_policies::run(rest),
+        Some((first, [])) if first == "--flash-cache" => write_flash_cache(),
         _ => options(args.into_iter()).and_then(|options| dispatch(&options)),
     };
     match done {
@@ -68,6 +73,28 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Writes the table of the scenario `flash-cache` into the manual.
+fn write_flash_cache() -> Result<bool, String> {
+    let scenario = read_scenario(Path::new("scenarios/flash-cache.toml"))?;
+    let named = |error: &dyn std::fmt::Display| format!("{MANUAL}: {error}");
+    let verdict = judge(&scenario, 1).map_err(|error| named(&error))?;
+    for judged in &verdict.judgements {
+        let text = describe(&scenario, &scenario.expects[judged.expect]);
+        let holds = if judged.holds { "holds " } else { "MISSED" };
+        println!("  {holds} {:10.3}  {text}", judged.value);
+    }
+    if let Some(breach) = verdict.breaches.first() {
+        return Err(format!("breach at {:?}: {}", breach.at, breach.what));
+    }
+    // Now: the runs take minutes.
+    let old = std::fs::read_to_string(MANUAL).map_err(|error| named(&error))?;
+    let new = cache_tables::updated(&old, &scenario, &verdict.runs);
+    let new = new.map_err(|error| named(&error))?;
+    std::fs::write(MANUAL, new).map_err(|error| named(&error))?;
+    println!("{MANUAL} is written");
+    Ok(true)
 }
 
 fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
