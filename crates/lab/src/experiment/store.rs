@@ -461,8 +461,10 @@ fn stored_disk(name: &str, series: &DiskSeries) -> StoredDisk {
         .map(|bin| bin.orders_from)
         .chain([total]);
     let waited = series.waits_us.iter().any(|wait| *wait > 0);
-    // Of a cache, where there is one.
-    let cached = |what: fn(&DiskBin) -> u64| match bins.iter().any(|bin| bin.hits + bin.misses > 0)
+    // Of a cache, where there is one. A disk with streams only has neither hits nor misses.
+    let cached = |what: fn(&DiskBin) -> u64| match bins
+        .iter()
+        .any(|bin| bin.hits + bin.misses + bin.flash_bytes > 0)
     {
         true => column(what),
         false => Vec::new(),
