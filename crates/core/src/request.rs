@@ -26,6 +26,12 @@ pub struct IoId {
 }
 
 impl IoId {
+    /// Names no I/O.
+    pub(crate) const NONE: IoId = IoId {
+        index: u32::MAX,
+        generation: u32::MAX,
+    };
+
     /// The id as one number, for a completion's tag.
     pub const fn to_bits(self) -> u64 {
         (self.generation as u64) << 32 | self.index as u64

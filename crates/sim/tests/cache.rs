@@ -6,10 +6,10 @@ use tidegate_core::layout::cache::blocks::Header;
 use tidegate_core::layout::{LayoutNotice, LayoutOrder, Refusal, Target};
 use tidegate_core::request::{Fault, Flags, Op};
 use tidegate_sim::crash::choice::RecordedChoices;
-use tidegate_sim::crash::explore::{Depth, explore, requests};
+use tidegate_sim::crash::explore::{Act, Depth, explore, fail_each, requests};
 use tidegate_sim::crash::seeds;
 use tidegate_sim::crash::store::Defects;
-use tidegate_sim::crash::world::{Formatted, GuestRequest, Setup, Shape, World};
+use tidegate_sim::crash::world::{Formatted, GuestRequest, Over, Setup, Shape, World};
 
 /// Sectors of the disk: five pages and a part of a block.
 const SECTORS: u64 = 5 * 128 + 3;
@@ -18,7 +18,11 @@ const EDGE: u64 = 128;
 
 fn cached(devices: u8, mode: CacheMode) -> Setup {
     Setup {
-        shape: Shape::Cached { devices, mode },
+        shape: Shape::Cached {
+            over: Over::Plain,
+            devices,
+            mode,
+        },
         sectors: SECTORS,
         filters: vec![FilterSpec::Stats],
         defects: Defects::default(),
@@ -32,10 +36,28 @@ fn each_kind() -> impl Iterator<Item = Setup> {
         .flat_map(|mode| [1, 2].map(|devices| cached(devices, mode)))
 }
 
+/// The same over more than one image.
+fn each_over() -> impl Iterator<Item = Setup> {
+    let kinds = [(1, CacheMode::WriteThrough), (2, CacheMode::WriteBack)];
+    [Over::Stripe, Over::Mirror]
+        .into_iter()
+        .flat_map(move |over| {
+            kinds.map(|(devices, mode)| Setup {
+                shape: Shape::Cached {
+                    over,
+                    devices,
+                    mode,
+                },
+                sectors: 5 * 128,
+                ..cached(devices, mode)
+            })
+        })
+}
+
 #[test]
 fn random_runs_of_a_cached_disk_hold() {
     for seed in 0..40 {
-        for setup in each_kind() {
+        for setup in each_kind().chain(each_over().filter(|_| seed < 20)) {
             if let Err(failure) = seeds::run(&setup, seed, 500) {
                 let trace = failure.trace.join("\n");
                 panic!("{:?}, seed {seed}: {}\n{trace}", setup.shape, failure.what);
@@ -393,4 +415,307 @@ fn directed_a_cleaner_does_not_bring_older_bytes_to_the_disk_after_newer_ones() 
     // The cache is gone: the disk alone has it.
     crash(&mut world, 2);
     holds(world, "the disk under a cleaner");
+}
+
+/// A disk that ends within a block grows. What is beyond its old end is zeroes, also in the block that the end cut.
+#[test]
+fn directed_a_block_that_the_end_cut_has_zeroes_behind_it_after_the_disk_grew() {
+    let end = SECTORS / 8 * 8;
+    for mode in [CacheMode::WriteThrough, CacheMode::WriteBack] {
+        for op in [Op::Write, Op::Read] {
+            let mut world = opened(2, mode);
+            done(&mut world, &[request(op, end - 8, 8)]);
+            done(
+                &mut world,
+                &[request(op, end, 3), request(Op::Read, end, 3)],
+            );
+            world.resize(SECTORS + 200);
+            let choices = &mut RecordedChoices::new(&[]);
+            world.verify(end..SECTORS + 200, choices);
+            done(&mut world, &[request(Op::Write, end + 5, 100)]);
+            world.crash_again(choices);
+            world.verify(0..SECTORS + 200, choices);
+            assert_eq!(world.breach(), None, "{mode:?}, {op:?}");
+        }
+    }
+}
+
+/// What flash alone has is there after the disk grew and the host crashed.
+#[test]
+fn directed_dirty_blocks_survive_the_growth_of_their_disk() {
+    let mut world = opened(1, CacheMode::WriteBack);
+    done(&mut world, &[request(Op::Write, BLOCK, 8)]);
+    world.resize(SECTORS + 200);
+    // The header has the old size.
+    crash(&mut world, 0);
+    holds(world, "before the header says so");
+}
+
+fn act(op: Op, sector: u64, sectors: u64) -> Act {
+    Act::Guest(request(op, sector, sectors))
+}
+
+#[test]
+fn whichever_io_of_an_act_fails_a_cached_disk_keeps_its_promises() {
+    let write = act(Op::Write, BLOCK, 8);
+    let lines: [&[Act]; 4] = [
+        &[
+            write,
+            act(Op::Read, BLOCK - 2, 12),
+            act(Op::Flush, 0, 0),
+            write,
+        ],
+        &[
+            write,
+            Act::Order(LayoutOrder::CleanCache),
+            write,
+            Act::ChangeMode,
+            write,
+        ],
+        &[
+            write,
+            Act::GrowCache,
+            write,
+            act(Op::Discard, BLOCK, 4),
+            Act::ShrinkCache,
+            write,
+        ],
+        &[
+            write,
+            Act::Detach,
+            act(Op::WriteZeroes, BLOCK - 4, 8),
+            act(Op::Read, BLOCK, 8),
+        ],
+    ];
+    for setup in each_kind() {
+        for acts in lines {
+            if let Err(failure) = fail_each(&setup, false, acts) {
+                let trace = failure.trace.join("\n");
+                panic!("{:?}, {acts:?}: {}\n{trace}", setup.shape, failure.what);
+            }
+        }
+    }
+}
+
+/// Another disk had the same chunks before, in uses of the same numbers. None of its journal counts.
+#[test]
+fn directed_the_journal_of_an_earlier_disk_in_the_same_chunks_is_not_read() {
+    let mut other = opened(1, CacheMode::WriteBack);
+    for _ in 0..12 {
+        done(&mut other, &[request(Op::Write, BLOCK, 8)]);
+    }
+    let mut world = opened(1, CacheMode::WriteBack);
+    world.put_back(1, other.copy_of(1));
+    // A disk of its own, which begins with the same numbers.
+    world.become_disk(8);
+    world.crash_again(&mut RecordedChoices::new(&[]));
+    world.finish();
+    assert_eq!(world.opened(), Some(Ok(())));
+    done(&mut world, &[request(Op::Write, BLOCK + 8, 8)]);
+    world.crash_again(&mut RecordedChoices::new(&[]));
+    world.verify(BLOCK..BLOCK + 16, &mut RecordedChoices::new(&[]));
+    assert_eq!(world.breach(), None);
+}
+
+#[test]
+fn directed_two_devices_that_changed_places_are_refused_or_begin_anew() {
+    for mode in [CacheMode::WriteThrough, CacheMode::WriteBack] {
+        let mut world = opened(2, mode);
+        done(&mut world, &[request(Op::Write, BLOCK, 8), flush()]);
+        let devices = [world.copy_of(1), world.copy_of(2)];
+        let [first, second] = devices.clone();
+        world.put_back(1, second);
+        world.put_back(2, first);
+        world.crash_again(&mut RecordedChoices::new(&[]));
+        world.finish();
+        match mode {
+            CacheMode::WriteThrough => assert_eq!(world.opened(), Some(Ok(()))),
+            CacheMode::WriteBack => {
+                assert_eq!(world.opened(), Some(Err(Refusal::Foreign(Target(1)))));
+                let [first, second] = devices;
+                world.put_back(1, first);
+                world.put_back(2, second);
+                world.crash_again(&mut RecordedChoices::new(&[]));
+            }
+        }
+        holds(world, "devices in each other's place");
+    }
+}
+
+/// A copy of one device from the use before is put in its place. It is not read: it gets everything again.
+#[test]
+fn directed_a_copy_of_a_device_from_an_earlier_use_is_not_read() {
+    let mut world = opened(2, CacheMode::WriteBack);
+    done(&mut world, &[request(Op::Write, BLOCK, 8)]);
+    let old = world.copy_of(1);
+    for _ in 0..2 {
+        world.crash_again(&mut RecordedChoices::new(&[]));
+        world.finish();
+    }
+    done(&mut world, &[request(Op::Write, BLOCK, 8)]);
+    world.put_back(1, old);
+    world.crash_again(&mut RecordedChoices::new(&[]));
+    world.finish();
+    let dropped = |notice: &LayoutNotice| {
+        matches!(
+            notice,
+            LayoutNotice::Dropped {
+                member: Target(1),
+                ..
+            }
+        )
+    };
+    assert!(world.notices().iter().any(dropped));
+    assert!(
+        world
+            .notices()
+            .contains(&LayoutNotice::Rebuilt { member: Target(1) })
+    );
+    holds(world, "a copy of a device");
+}
+
+/// A device comes back after the other one went on alone, and is the only one left later.
+#[test]
+fn directed_a_device_that_was_left_behind_gets_everything_again() {
+    let mut world = opened(2, CacheMode::WriteBack);
+    done(&mut world, &[request(Op::Write, BLOCK, 8)]);
+    world.order(LayoutOrder::Drop(Target(2)));
+    world.finish();
+    for block in 0..6 {
+        done(
+            &mut world,
+            &[request(Op::Write, BLOCK + 8 * (block % 3), 8)],
+        );
+    }
+    world.order(LayoutOrder::Rebuild(Target(2)));
+    world.finish();
+    assert!(
+        world
+            .notices()
+            .contains(&LayoutNotice::Rebuilt { member: Target(2) })
+    );
+    world.do_without(1);
+    world.crash_again(&mut RecordedChoices::new(&[]));
+    world.finish();
+    assert_eq!(world.opened(), Some(Ok(())));
+    holds(world, "a device that came back");
+}
+
+/// While a device gets everything again it is void, also for an administrator who gives up the other one.
+#[test]
+fn directed_a_device_that_gets_everything_again_is_not_served_before() {
+    let mut world = opened(2, CacheMode::WriteBack);
+    done(&mut world, &[request(Op::Write, BLOCK, 8)]);
+    let order = |world: &mut World, order| {
+        world.order(order);
+        end_all_but(world, |(target, op, _)| target == 2 && op == Op::Write);
+    };
+    world.order(LayoutOrder::Drop(Target(2)));
+    world.finish();
+    done(&mut world, &[request(Op::Write, BLOCK, 8)]);
+    order(&mut world, LayoutOrder::Rebuild(Target(2)));
+    // Its headers are void, and no page is copied yet.
+    for _ in 0..2 {
+        let which = (0..world.in_flight()).find(|which| world.io(*which).0 == 2);
+        world.complete(which.expect("a header"), Ok(()));
+    }
+    world.do_without(1);
+    crash(&mut world, 0);
+    world.finish();
+    assert_eq!(world.opened(), Some(Err(Refusal::Missing(Target(1)))));
+}
+
+/// A disk gives chunks back while it writes, and another disk writes to them at once. Crashes at every step.
+#[test]
+fn directed_chunks_that_are_given_back_are_not_needed_any_more() {
+    for mode in [CacheMode::WriteThrough, CacheMode::WriteBack] {
+        for steps in 0..160 {
+            let mut world = opened(2, mode);
+            for page in 0..4 {
+                done(&mut world, &[request(Op::Write, page * 128 + 8, 8)]);
+                done(&mut world, &[request(Op::Read, page * 128 + 8, 8)]);
+            }
+            world.shrink_cache();
+            world.submit(request(Op::Write, BLOCK, 8));
+            for _ in 0..steps {
+                if world.effects() > 0 {
+                    world.perform();
+                } else if world.in_flight() > 0 {
+                    world.complete(0, Ok(()));
+                } else if !world.pass_time() {
+                    break;
+                }
+            }
+            crash(&mut world, 0);
+            let choices = &mut RecordedChoices::new(&[]);
+            world.verify(0..SECTORS, choices);
+            world.crash_again(choices);
+            world.verify(0..SECTORS, choices);
+            assert_eq!(world.breach(), None, "{mode:?}, {steps} steps");
+        }
+    }
+}
+
+#[test]
+fn directed_a_cache_uses_the_chunks_that_it_gets_and_gives_them_back() {
+    let mut world = opened(1, CacheMode::WriteThrough);
+    let pages = |world: &World| world.cache().expect("it has a cache").pages;
+    assert_eq!(pages(&world), 4);
+    for _ in 0..3 {
+        world.grow_cache();
+        world.finish();
+    }
+    assert_eq!(pages(&world), 10);
+    for page in 0..5 {
+        done(&mut world, &[request(Op::Read, page * 128, 128)]);
+    }
+    for page in 0..5 {
+        done(&mut world, &[request(Op::Read, page * 128, 128)]);
+    }
+    let cache = world.cache().expect("it has a cache");
+    assert_eq!(cache.hits, 5);
+    for _ in 0..3 {
+        world.shrink_cache();
+        while world.pass_time() {
+            world.finish();
+            if world
+                .notices()
+                .contains(&LayoutNotice::CacheShrunk { chunks: 1 })
+            {
+                break;
+            }
+        }
+        world.finish();
+    }
+    world.crash_again(&mut RecordedChoices::new(&[]));
+    world.verify(0..SECTORS, &mut RecordedChoices::new(&[]));
+    assert_eq!(world.breach(), None);
+}
+
+/// While a device gets everything again, a block of the journal is left on it alone by a crash. The next start does not read
+/// it. Once the device is used again the block must not count either.
+#[test]
+fn directed_a_block_of_the_journal_that_is_on_a_device_left_behind_alone_never_counts() {
+    let mut world = opened(2, CacheMode::WriteThrough);
+    done(&mut world, &[request(Op::Write, BLOCK, 8), flush()]);
+    for sector in [2 * 128, 3 * 128, BLOCK] {
+        done(&mut world, &[request(Op::Read, sector, 8)]);
+    }
+    world.wait(1);
+    world.order(LayoutOrder::Drop(Target(2)));
+    world.finish();
+    world.order(LayoutOrder::Rebuild(Target(2)));
+    // Its headers are void. Two pages are being copied, and the third one is written.
+    end_all_but(&mut world, |(_, op, _)| op == Op::Read);
+    world.submit(request(Op::Write, BLOCK, 8));
+    end_all_but(&mut world, |io| {
+        op_is_read(io) || io.0 == 1 && is_journal(io)
+    });
+    assert!((0..world.in_flight()).any(|which| is_journal(world.io(which))));
+    crash(&mut world, 0);
+    holds(world, "a block on one device");
+}
+
+fn op_is_read((target, op, _): (usize, Op, u64)) -> bool {
+    target > 0 && op == Op::Read
 }

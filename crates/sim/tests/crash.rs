@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use tidegate_core::filter::FilterSpec;
+use tidegate_core::layout::cache::CacheMode;
 use tidegate_core::layout::mirror::state::{HOT_MAX, REGION};
 use tidegate_core::layout::{LayoutOrder, OnLoss, Refusal, Target};
 use tidegate_core::request::{Flags, Op};
@@ -9,7 +10,7 @@ use tidegate_sim::crash::choice::{Choose, RandomChoices, RecordedChoices};
 use tidegate_sim::crash::explore::{Act, Depth, Failure, explore, fail_each, requests};
 use tidegate_sim::crash::seeds;
 use tidegate_sim::crash::store::Defects;
-use tidegate_sim::crash::world::{Formatted, GuestRequest, Setup, Shape, World};
+use tidegate_sim::crash::world::{Formatted, GuestRequest, Over, Setup, Shape, World};
 
 /// Workloads of two requests, in every way.
 const TWO: Depth = Depth {
@@ -347,6 +348,9 @@ fn disks_keep_their_promises_through_random_runs() {
     holds_in_random_runs(&wide, 10);
 }
 
+/// Sectors of a disk with a cache: five pages and a part of a block.
+const PAGES: u64 = 5 * 128 + 3;
+
 /// Steps of a past failure: as many as a random run of `cargo xtask sim --stack` has.
 const PAST_STEPS: u32 = 2_000;
 
@@ -364,6 +368,14 @@ fn past_failures_of_the_data_path_stay_repaired() {
             "wide mirror of 2" => (Shape::Mirror { members: 2 }, WIDE),
             "mirror of 3" => (Shape::Mirror { members: 3 }, SECTORS),
             "movable" => (Shape::Movable, SECTORS),
+            "write-through on 2" => (
+                Shape::Cached {
+                    over: Over::Plain,
+                    devices: 2,
+                    mode: CacheMode::WriteThrough,
+                },
+                PAGES,
+            ),
             other => panic!("{other} has no past failure so far"),
         };
         assert!(!word("story").trim().is_empty(), "what happened, and why");

@@ -31,7 +31,7 @@ use super::{
 };
 use crate::block::BLOCK;
 use crate::range_lock::{Mode, RangeLock, Wanted};
-use crate::request::{Fault, Op as RequestOp, Outcome};
+use crate::request::{Data, Fault, Flags, IoId, Op as RequestOp, Outcome};
 use crate::units::Time;
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, VecDeque};
@@ -39,6 +39,7 @@ use alloc::vec::Vec;
 use area::Area;
 use around::{Flushing, Stage};
 use clean::Cleaner;
+use fill::{Filler, Filling};
 use journal::{Heading, Journal};
 use keep::Keeper;
 use loose::Loose;
@@ -46,12 +47,15 @@ use map::Map;
 use open::Opening;
 use policy::Params;
 use read::Piece;
-use write::Part;
+use resync::{Copying, Resync};
+use size::Shrinking;
+use write::{Part, in_pages};
 
 pub mod area;
 mod around;
 pub mod blocks;
 mod clean;
+mod fill;
 mod journal;
 mod keep;
 pub mod label;
@@ -60,6 +64,8 @@ mod map;
 mod open;
 pub mod policy;
 mod read;
+mod resync;
+mod size;
 mod write;
 
 /// Bytes of a page. Origin: FAST Cache.
@@ -133,6 +139,19 @@ pub struct Cache {
     reads: Slots<Piece>,
     parts: Slots<Part>,
     flushes: Slots<Flushing>,
+    fillings: Slots<Filling>,
+    filler: Filler,
+    copies: Slots<Copying>,
+    /// I/Os that copy pages to a device.
+    copy_ops: u32,
+    resync: Option<Resync>,
+    /// How often that was begun.
+    resyncs: u32,
+    /// Whether the copies wait for a buffer.
+    resync_waits: bool,
+    /// Devices that could be read at the start: those that were left behind get everything again.
+    behind_at_start: u32,
+    shrinking: Option<Shrinking>,
     /// Parts and pieces that wait for a buffer.
     hungry: VecDeque<u32>,
     hungry_reads: VecDeque<u32>,
@@ -155,6 +174,8 @@ pub struct Cache {
     /// The device that the last read went to.
     last_read: u8,
     closing: bool,
+    /// Whether the disk is being detached: nothing waits for an administrator.
+    detaching: bool,
     /// Whether the cache is to be given up.
     gives_up: bool,
     hits: u64,
@@ -183,9 +204,23 @@ impl PartialEq for State {
     }
 }
 
-/// An I/O that the cache has taken.
+/// Whose an I/O is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Task {
+    /// It is one that the cache has taken, and is answered.
+    Guest,
+    /// The cache fills a page.
+    Fill,
+    /// The cache copies a page to a device.
+    Copy,
+}
+
+/// An I/O that the cache has taken, or one of its own.
 struct Op {
+    task: Task,
     io: LayoutIo,
+    /// Whether it is part of a long sequence.
+    is_sequential: bool,
     lock: Locked,
     is_begun: bool,
     /// Parts of it that have not ended.
@@ -225,6 +260,11 @@ const HEADER: u64 = 14 << 56;
 const OPEN_HEADER: u64 = 15 << 56;
 const OPEN_JOURNAL: u64 = 16 << 56;
 const EXTENTS: u64 = 17 << 56;
+const FILL: u64 = 18 << 56;
+const COPY_READ: u64 = 19 << 56;
+const COPY_SUM: u64 = 20 << 56;
+const COPY_WRITE: u64 = 21 << 56;
+const SYNC_HEADER: u64 = 22 << 56;
 const KIND: u64 = 0xff << 56;
 
 fn tag(kind: u64, number: u32, target: Target) -> u64 {
@@ -345,6 +385,15 @@ impl Cache {
             reads: Slots::new(),
             parts: Slots::new(),
             flushes: Slots::new(),
+            fillings: Slots::new(),
+            filler: Filler::default(),
+            copies: Slots::new(),
+            copy_ops: 0,
+            resync: None,
+            resyncs: 0,
+            resync_waits: false,
+            behind_at_start: 0,
+            shrinking: None,
             hungry: VecDeque::new(),
             hungry_reads: VecDeque::new(),
             again: Vec::new(),
@@ -358,6 +407,7 @@ impl Cache {
             loose: Loose::default(),
             last_read: 0,
             closing: false,
+            detaching: false,
             gives_up: false,
             hits: 0,
             misses: 0,
@@ -382,6 +432,29 @@ impl Cache {
         self.is_writable()
     }
 
+    /// Where blocks end that may be cached: one that the end of the disk cuts would have other bytes after the disk grew.
+    fn cached_end(&self) -> u64 {
+        self.size / CACHE_BLOCK * CACHE_BLOCK
+    }
+
+    /// The epoch of a journal that begins with this use of the disk. It differs from those of other disks and caches: chunks
+    /// still have their blocks.
+    fn new_epoch(&self) -> u64 {
+        let CacheSetup { cache, disk, .. } = &self.setup;
+        let words = cache
+            .as_chunks::<8>()
+            .0
+            .iter()
+            .chain(disk.as_chunks::<8>().0);
+        let words = words.map(|word| u64::from_le_bytes(*word));
+        words
+            .chain([self.setup.attachments[1]])
+            .fold(0xcbf2_9ce4_8422_2325, |hash: u64, word| {
+                let mixed = (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                mixed ^ (mixed >> 32)
+            })
+    }
+
     /// The device that a read goes to if these were tried, one bit each: the least loaded one, in turn.
     fn reader(&mut self, cx: &LayoutCx<'_>, tried: u8) -> Option<Target> {
         let left = self.in_sync & !u32::from(tried);
@@ -393,7 +466,9 @@ impl Cache {
 
     fn insert_op(&mut self, io: &LayoutIo, fills: u32) -> u32 {
         self.ops.insert(Op {
+            task: Task::Guest,
             io: *io,
+            is_sequential: false,
             lock: Locked::No,
             is_begun: false,
             open: 0,
@@ -405,6 +480,47 @@ impl Cache {
         })
     }
 
+    /// An I/O of its own, of which no guest knows.
+    fn insert_task(&mut self, task: Task, offset: u64, len: u64) -> u32 {
+        let io = LayoutIo {
+            id: IoId::NONE,
+            op: RequestOp::Read,
+            flags: Flags::NONE,
+            offset,
+            len,
+            data: Data::NONE,
+            background: true,
+        };
+        let number = self.insert_op(&io, 0);
+        let op = self.ops.at(number);
+        (op.task, op.is_answered) = (task, true);
+        number
+    }
+
+    /// Locks the range of such an I/O.
+    fn lock_task(&mut self, cx: &mut LayoutCx<'_>, number: u32, mode: Mode) {
+        let op = self.ops.at(number);
+        op.lock = Locked::Asked;
+        let wanted = Wanted {
+            id: number,
+            start: op.io.offset,
+            end: op.io.offset + op.io.len,
+            mode,
+        };
+        if self.lock.acquire(wanted) {
+            self.locked(cx, number);
+        }
+    }
+
+    /// Locks the range of a guest's I/O. What is locked in the background becomes urgent if it has to wait.
+    fn lock_or_hurry(&mut self, cx: &mut LayoutCx<'_>, wanted: Wanted) {
+        if self.lock.acquire(wanted) {
+            self.locked(cx, wanted.id);
+        } else if self.filler.active + self.copy_ops > 0 {
+            cx.hurry();
+        }
+    }
+
     /// Takes an I/O that changes the disk.
     fn take_modifying(&mut self, cx: &mut LayoutCx<'_>, io: &LayoutIo) -> Mapped {
         if io.len == 0 {
@@ -412,15 +528,20 @@ impl Cache {
         }
         let number = self.insert_op(io, 0);
         self.ops.at(number).lock = Locked::Asked;
+        if io.op == RequestOp::Write {
+            let is_sequential = self.note_stream(io.offset, io.len);
+            self.ops.at(number).is_sequential = is_sequential;
+            if !is_sequential {
+                in_pages(io.offset, io.len).for_each(|piece| self.shadow(cx, piece, true));
+            }
+        }
         let wanted = Wanted {
             id: number,
             start: io.offset / CACHE_BLOCK * CACHE_BLOCK,
             end: (io.offset + io.len).next_multiple_of(CACHE_BLOCK),
             mode: Mode::Exclusive,
         };
-        if self.lock.acquire(wanted) {
-            self.locked(cx, number);
-        }
+        self.lock_or_hurry(cx, wanted);
         Mapped::Issued
     }
 
@@ -428,16 +549,18 @@ impl Cache {
     fn locked(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
         let op = self.ops.at(number);
         op.lock = Locked::Has;
-        match op.io.op.modifies() {
-            true => self.modify_locked(cx, number),
-            false => self.read_locked(cx, number),
+        match (op.task, op.io.op.modifies()) {
+            (Task::Guest, true) => self.modify_locked(cx, number),
+            (Task::Guest, false) => self.read_locked(cx, number),
+            (Task::Fill, _) => self.fill_locked(cx, number),
+            (Task::Copy, _) => self.copy_locked(cx, number),
         }
     }
 
     fn modify_locked(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
         match self.state {
             State::Ready => {}
-            State::Losing => return self.held.push(number),
+            State::Losing if !self.detaching => return self.held.push(number),
             State::Through => return self.pass(cx, number),
             _ => {
                 self.ops.at(number).fault = Some(Fault::Io);
@@ -500,6 +623,11 @@ impl Cache {
     /// Forgets an I/O, and lets those go on that waited for its range.
     fn unlock(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
         let op = self.ops.remove(number);
+        match op.task {
+            Task::Guest => {}
+            Task::Fill => self.filler.active -= 1,
+            Task::Copy => self.copy_ops -= 1,
+        }
         self.make_room(cx);
         if op.lock == Locked::No {
             return;
@@ -513,14 +641,14 @@ impl Cache {
 
     /// A slot is used by one I/O less.
     fn unpin(&mut self, _cx: &mut LayoutCx<'_>, slot: u32) {
-        self.map.slot_mut(slot).pins -= 1;
+        self.map.unpin(slot);
         self.remove_if_empty(slot);
     }
 
     /// A page without a valid block leaves the cache, if nothing uses it and no durable record names it.
     fn remove_if_empty(&mut self, slot: u32) {
         let page = self.map.page(slot);
-        let is_used = self.map.slot(slot).pins > 0 || self.unsettled.contains_key(&page);
+        let is_used = self.map.slot(slot).is_pinned() || self.unsettled.contains_key(&page);
         if is_used || self.map.masks(slot).0 != 0 {
             return;
         }
@@ -583,6 +711,33 @@ impl Cache {
         Ok(())
     }
 
+    /// An administrator does without a device.
+    fn drop_device(&mut self, cx: &mut LayoutCx<'_>, device: Target) -> Result<(), OrderRefusal> {
+        let bit = 1 << device.0;
+        if self.devices() & bit == 0 {
+            return Err(OrderRefusal::NoMember);
+        }
+        if self.in_sync == bit {
+            return Err(OrderRefusal::Last);
+        }
+        self.do_without(cx, device, super::DropCause::Ordered);
+        Ok(())
+    }
+
+    /// Nobody gives the cache up any more: what waits for that fails.
+    fn release_held(&mut self, cx: &mut LayoutCx<'_>) {
+        if !matches!(self.state, State::Losing | State::Through) {
+            return;
+        }
+        self.rescue_stranded(cx);
+        for op in core::mem::take(&mut self.stranded_ops) {
+            self.strand_op(cx, op);
+        }
+        for op in core::mem::take(&mut self.held) {
+            self.modify_locked(cx, op);
+        }
+    }
+
     /// The cache is given up: no use of the disk counts it as valid any more.
     fn give_up_cache(&mut self, cx: &mut LayoutCx<'_>) -> Result<(), OrderRefusal> {
         if self.state != State::Losing {
@@ -600,13 +755,7 @@ impl Cache {
             return;
         }
         self.state = State::Through;
-        self.rescue_stranded(cx);
-        for op in core::mem::take(&mut self.stranded_ops) {
-            self.strand_op(cx, op);
-        }
-        for op in core::mem::take(&mut self.held) {
-            self.modify_locked(cx, op);
-        }
+        self.release_held(cx);
     }
 }
 
@@ -621,6 +770,7 @@ impl Layout for Cache {
 
     fn map(&mut self, cx: &mut LayoutCx<'_>, io: &LayoutIo) -> Mapped {
         self.cleaner.busy_at = cx.now();
+        self.choose_policy(cx);
         if self.state == State::Through {
             return Mapped::One {
                 target: BACKING,
@@ -652,6 +802,9 @@ impl Layout for Cache {
             EXTENTS => self.extents_done(cx, number, (target, aux.1), outcome),
             AROUND => self.around_done(cx, number, outcome),
             FLUSH => self.flush_done(cx, number, outcome),
+            FILL => self.fill_read(cx, number, outcome),
+            COPY_READ => self.copy_read(cx, number, outcome),
+            COPY_WRITE => self.copy_written(cx, number, outcome),
             CLEAN_READ => self.dirty_read(cx, number, target, outcome),
             CLEAN_WRITE => self.dirty_written(cx, number, outcome),
             _ => unreachable!("the cache issues no other I/O"),
@@ -663,9 +816,10 @@ impl Layout for Cache {
         match tag & KIND {
             OPEN_HEADER => self.header_read(cx, device, outcome),
             OPEN_JOURNAL => self.journal_read(cx, number, outcome),
-            HEADER => self.header_done(cx, device, outcome.map(|_| ())),
+            SYNC_HEADER => self.voided(cx, number, outcome),
+            HEADER => self.header_done(cx, device, number, outcome.map(|_| ())),
             _ if self.is_mending() => self.mended(cx, device, outcome.map(|_| ())),
-            _ => self.journal_done(cx, device, outcome.map(|_| ())),
+            _ => self.journal_done(cx, device, number, outcome.map(|_| ())),
         }
     }
 
@@ -674,6 +828,7 @@ impl Layout for Cache {
         match tag & KIND {
             READ_SUM => self.piece_summed(cx, number, aux.0, sum),
             EDGE_SUM => self.edge_summed(cx, number, target, aux, sum),
+            COPY_SUM => self.copy_summed(cx, number, aux.0, sum),
             PART_SUM => self.part_summed(cx, number, aux.0, sum),
             _ => self.dirty_summed(cx, number, aux.0, sum),
         }
@@ -683,13 +838,23 @@ impl Layout for Cache {
         self.feed_hungry(cx);
         self.feed_hungry_reads(cx);
         self.advance_cleaner(cx);
+        self.feed_resync(cx);
+        self.advance_fills(cx);
+    }
+
+    fn hung(&mut self, cx: &mut LayoutCx<'_>, target: Target) {
+        // Nothing more goes to it. What it has already is waited for, and so is the last device that has everything.
+        if target != BACKING && self.in_sync != 1 << target.0 && self.state == State::Ready {
+            self.do_without(cx, target, super::DropCause::Hung);
+        }
     }
 
     fn deadline(&self) -> Option<Time> {
         if self.state != State::Ready {
             return None;
         }
-        [self.journal.deadline(), self.cleaner.deadline()]
+        let shrinking = self.shrinking.as_ref().map(|shrinking| shrinking.at);
+        [self.journal.deadline(), self.cleaner.deadline(), shrinking]
             .into_iter()
             .flatten()
             .min()
@@ -697,6 +862,9 @@ impl Layout for Cache {
 
     fn tick(&mut self, cx: &mut LayoutCx<'_>) {
         self.tick_cleaner(cx);
+        if self.shrinking.as_ref().is_some_and(|it| it.at <= cx.now()) {
+            self.advance_shrinking(cx);
+        }
         self.advance_journal(cx);
     }
 
@@ -714,6 +882,19 @@ impl Layout for Cache {
             }
             LayoutOrder::CacheMode(mode) => self.set_mode(cx, mode)?,
             LayoutOrder::GiveUpCache => self.give_up_cache(cx)?,
+            LayoutOrder::GrowCache { first, count } => self.grow(cx, first, count)?,
+            LayoutOrder::ShrinkCache { count } => self.shrink(cx, count)?,
+            LayoutOrder::Rebuild(device) if cx.load(device) > 0 => {
+                return Err(OrderRefusal::InFlight);
+            }
+            LayoutOrder::Rebuild(device) => self.begin_resync(cx, device)?,
+            LayoutOrder::Replace(device) => {
+                if self.in_sync & 1 << device.0 != 0 {
+                    self.drop_device(cx, device)?;
+                }
+                self.begin_resync(cx, device)?;
+            }
+            LayoutOrder::Drop(device) => self.drop_device(cx, device)?,
             _ => return Err(OrderRefusal::NotRedundant),
         }
         Ok(Ordered::Now)
@@ -726,6 +907,8 @@ impl Layout for Cache {
             mode: self.mode,
             in_use: self.state == State::Ready,
             devices: self.in_sync >> 1,
+            resyncing: self.resync.is_some(),
+            policy: self.keeper.chosen(),
             pages: self.map.len(),
             free: self.map.free_count(),
             dirty: self.cleaner.dirty_pages() as u64,
@@ -738,6 +921,15 @@ impl Layout for Cache {
         })
     }
 
+    fn resize(&mut self, cx: &mut LayoutCx<'_>, size: u64) {
+        // A block that the end of the disk cuts is never cached, so none of them has bytes from beyond the old end.
+        (self.size, self.setup.size) = (size, size);
+        if self.state == State::Ready {
+            self.heading.header.size = size;
+            self.must_head(cx);
+        }
+    }
+
     fn pause(&mut self, _cx: &mut LayoutCx<'_>) {
         self.cleaner.is_paused = true;
     }
@@ -745,6 +937,13 @@ impl Layout for Cache {
     fn resume(&mut self, cx: &mut LayoutCx<'_>) {
         self.cleaner.is_paused = self.gives_up;
         self.advance_cleaner(cx);
+        self.advance_fills(cx);
+        self.advance_resync(cx);
+    }
+
+    fn detaching(&mut self, cx: &mut LayoutCx<'_>) {
+        self.detaching = true;
+        self.release_held(cx);
     }
 
     fn close(&mut self, cx: &mut LayoutCx<'_>) {

@@ -476,9 +476,11 @@ impl Layout for Mirror {
                 self.end_scrub(cx);
                 Ok(Ordered::Now)
             }
-            LayoutOrder::CleanCache | LayoutOrder::GiveUpCache | LayoutOrder::CacheMode(_) => {
-                Err(OrderRefusal::NotRedundant)
-            }
+            LayoutOrder::CleanCache
+            | LayoutOrder::GiveUpCache
+            | LayoutOrder::CacheMode(_)
+            | LayoutOrder::GrowCache { .. }
+            | LayoutOrder::ShrinkCache { .. } => Err(OrderRefusal::NotRedundant),
             LayoutOrder::Rate(rate) => {
                 self.rate = rate;
                 self.advance_copies(cx);

@@ -3,6 +3,7 @@
 //! Plain values between the layouts and the daemon. Members are named by their place in the disk's layout.
 
 use super::cache::CacheMode;
+use super::cache::policy::Choice;
 use super::{LayoutSpec, OnLoss, Target};
 use crate::request::Fault;
 use crate::units::Span;
@@ -32,6 +33,10 @@ pub struct CacheReport {
     pub in_use: bool,
     /// Devices that have everything, one bit each.
     pub devices: u32,
+    /// Whether another one gets everything again.
+    pub resyncing: bool,
+    /// The policy in use, as its place among [`CANDIDATES`](super::cache::policy::CANDIDATES), if it is chosen by itself.
+    pub policy: Option<usize>,
     /// Pages that fit.
     pub pages: u32,
     /// Pages that are free.
@@ -135,6 +140,18 @@ pub enum LayoutOrder {
     /// Answer writes in this mode from now on. The disk's descriptor says so before a cache begins to write back, and
     /// afterwards once it has ended and everything is clean.
     CacheMode(CacheMode),
+    /// The cache has so many chunks more, from this one on. The disk's descriptor names them already.
+    GrowCache {
+        /// The first one.
+        first: u32,
+        /// How many.
+        count: u32,
+    },
+    /// The cache gives so many of its last chunks back. The descriptor names them until [`LayoutNotice::CacheShrunk`].
+    ShrinkCache {
+        /// How many.
+        count: u32,
+    },
     /// Do without the cache: no use of the disk counts it as valid any more.
     GiveUpCache,
 }
@@ -246,6 +263,13 @@ pub enum LayoutNotice {
         /// Where it is on the disk, in bytes.
         offset: u64,
     },
+    /// The cache has given so many of its last chunks back.
+    CacheShrunk {
+        /// How many.
+        chunks: u32,
+    },
+    /// The cache has another policy.
+    CachePolicy(Choice),
     /// No device of the cache is left.
     CacheLost {
         /// Why.

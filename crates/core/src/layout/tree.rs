@@ -545,11 +545,19 @@ impl Tree {
             fresh,
             refusal: None,
         };
+        // A cache may work in the background as soon as it has opened: it opens after what is below it.
+        let last = self.cache().filter(|_| self.nodes.len() > 1);
         for (node, usable) in (0..).zip(masks) {
-            let (now, disk) = (cx.now, cx.disk);
-            let (layout, mut cx) = self.hook(node, now, disk, cx.commands, cx.arena);
-            layout.open(&mut cx, usable, fresh);
+            if Some(node) != last {
+                self.open_node(cx, node, usable, fresh);
+            }
         }
+    }
+
+    fn open_node(&mut self, cx: &mut LayoutCx<'_>, node: u8, usable: u32, fresh: bool) {
+        let (now, disk) = (cx.now, cx.disk);
+        let (layout, mut cx) = self.hook(node, now, disk, cx.commands, cx.arena);
+        layout.open(&mut cx, usable, fresh);
     }
 
     /// A layout has opened, or refuses to.
@@ -584,10 +592,15 @@ impl Tree {
             refusal.get_or_insert(own);
         }
         *left -= 1;
-        if *left > 0 {
-            return;
+        let (left, refusal, fresh) = (*left, *refusal, *fresh);
+        let cache = self.cache().filter(|cache| *cache != node);
+        match cache.filter(|_| left == 1) {
+            Some(cache) if refusal.is_none() => return self.open_node(cx, cache, u32::MAX, fresh),
+            Some(_) => {}
+            None if left > 0 => return,
+            None => {}
         }
-        match (*refusal, *fresh) {
+        match (refusal, fresh) {
             (Some(refusal), _) => self.finish(cx, Err(refusal)),
             (None, false) => self.finish(cx, Ok(())),
             (None, true) => {
@@ -644,6 +657,8 @@ impl Tree {
             | LayoutNotice::Resumed
             | LayoutNotice::CacheCleaned { .. }
             | LayoutNotice::CacheCorrupt { .. }
+            | LayoutNotice::CacheShrunk { .. }
+            | LayoutNotice::CachePolicy(_)
             | LayoutNotice::CacheLost { .. } => notice,
         }
     }
@@ -664,10 +679,12 @@ impl Tree {
         let leaves: Vec<usize> = self.leaves().map(|(node, _)| node).collect();
         let member = self.spec.member_size(size, self.members.count)
             - self.spec.member_size(0, self.members.count);
-        for node in leaves {
+        let cache = self.cache().map(|node| (usize::from(node), size));
+        let leaves = leaves.into_iter().map(|node| (node, member));
+        for (node, size) in leaves.chain(cache) {
             let (now, disk) = (cx.now, cx.disk);
             let (layout, mut cx) = self.hook(place(node), now, disk, cx.commands, cx.arena);
-            layout.resize(&mut cx, member);
+            layout.resize(&mut cx, size);
         }
     }
 
@@ -680,16 +697,14 @@ impl Tree {
         cx: &mut LayoutCx<'_>,
         order: LayoutOrder,
     ) -> Result<Ordered, OrderRefusal> {
-        if !matches!(self.opening, Opening::Done) || self.relabel.is_some() {
+        // What is below the cache may still open when the cache has lost its devices.
+        let gives_up =
+            order == LayoutOrder::GiveUpCache && !matches!(self.opening, Opening::Refused);
+        if !gives_up && (!matches!(self.opening, Opening::Done) || self.relabel.is_some()) {
             return Err(OrderRefusal::NotOpen);
         }
-        if let LayoutOrder::CleanCache | LayoutOrder::GiveUpCache | LayoutOrder::CacheMode(_) =
-            order
-        {
-            return match self.cache() {
-                Some(node) => self.order_node(cx, node, order),
-                None => Err(OrderRefusal::NotRedundant),
-            };
+        if let Some(outcome) = self.order_cache(cx, order) {
+            return outcome;
         }
         // The members of a move have no labels, and nothing but its rate can be changed.
         if !self.labelled && !matches!(order, LayoutOrder::Rate(_)) {
@@ -711,6 +726,8 @@ impl Tree {
             | LayoutOrder::CleanCache
             | LayoutOrder::GiveUpCache
             | LayoutOrder::CacheMode(_)
+            | LayoutOrder::GrowCache { .. }
+            | LayoutOrder::ShrinkCache { .. }
             | LayoutOrder::Rate(_) => return self.order_leaves(cx, order),
         };
         if usize::from(member.0) >= self.members.count {
@@ -722,14 +739,61 @@ impl Tree {
             LayoutOrder::Drop(_) => self.order_node(cx, place(node), LayoutOrder::Drop(own)),
             _ => {
                 self.order_node(cx, place(node), LayoutOrder::Replace(own))?;
-                let load = &mut self.loads[usize::from(member.0)];
-                load.image = load.image.wrapping_add(1);
-                (load.in_flight, load.background) = (0, 0);
-                load.told = false;
+                self.replaced(member);
                 self.begin_label(cx, member, true);
                 Ok(Ordered::Now)
             }
         }
+    }
+
+    /// Carries out an order for the cache, or about one of its devices.
+    fn order_cache(
+        &mut self,
+        cx: &mut LayoutCx<'_>,
+        order: LayoutOrder,
+    ) -> Option<Result<Ordered, OrderRefusal>> {
+        let Some(node) = self.cache() else {
+            let of_cache = matches!(
+                order,
+                LayoutOrder::CleanCache
+                    | LayoutOrder::GiveUpCache
+                    | LayoutOrder::CacheMode(_)
+                    | LayoutOrder::GrowCache { .. }
+                    | LayoutOrder::ShrinkCache { .. }
+            );
+            return of_cache.then_some(Err(OrderRefusal::NotRedundant));
+        };
+        let device = |target: Target| {
+            let is_flash = (self.members.count..self.loads.len()).contains(&target.0.into());
+            is_flash.then(|| self.own_target(node, target))
+        };
+        let order = match order {
+            LayoutOrder::CleanCache
+            | LayoutOrder::GiveUpCache
+            | LayoutOrder::CacheMode(_)
+            | LayoutOrder::GrowCache { .. }
+            | LayoutOrder::ShrinkCache { .. } => order,
+            LayoutOrder::Rebuild(target) => LayoutOrder::Rebuild(device(target)?),
+            LayoutOrder::Drop(target) => LayoutOrder::Drop(device(target)?),
+            LayoutOrder::Replace(target) => {
+                let own = device(target)?;
+                let outcome = self.order_node(cx, node, LayoutOrder::Replace(own));
+                if outcome.is_ok() {
+                    self.replaced(target);
+                }
+                return Some(outcome);
+            }
+            _ => return None,
+        };
+        Some(self.order_node(cx, node, order))
+    }
+
+    /// A target has another image: what the earlier one still has does not count.
+    fn replaced(&mut self, target: Target) {
+        let load = &mut self.loads[usize::from(target.0)];
+        load.image = load.image.wrapping_add(1);
+        (load.in_flight, load.background) = (0, 0);
+        load.told = false;
     }
 
     fn order_leaves(

@@ -78,6 +78,8 @@ pub(crate) fn happening(
         LayoutNotice::ReadFailed { .. }
         | LayoutNotice::CacheCleaned { .. }
         | LayoutNotice::CacheCorrupt { .. }
+        | LayoutNotice::CacheShrunk { .. }
+        | LayoutNotice::CachePolicy(_)
         | LayoutNotice::CacheLost { .. } => return None,
     })
 }

@@ -49,6 +49,12 @@ pub enum Act {
     Grow,
     /// The disk is detached and attached again.
     Detach,
+    /// The cache writes back from now on, or through.
+    ChangeMode,
+    /// The cache gets one more chunk.
+    GrowCache,
+    /// The cache gives a chunk back.
+    ShrinkCache,
 }
 
 impl Act {
@@ -61,6 +67,10 @@ impl Act {
             Act::Wait => world.wait(1),
             Act::Move => drop(world.advance_move()),
             Act::Grow => world.grow(),
+            Act::ChangeMode => world.change_mode(),
+            Act::GrowCache => world.grow_cache(),
+            Act::ShrinkCache => world.shrink_cache(),
+            Act::Detach if world.opened() != Some(Ok(())) => {}
             Act::Detach => {
                 world.detach();
                 world.attach_again();

@@ -103,6 +103,7 @@ fn step(world: &mut World, choices: &mut dyn Choose, fails: u32) {
         5 => world.wait(1 + choices.choose(4)),
         6 => world.scribble(),
         7 => drop(world.advance_move()),
+        32 if world.is_cached() => cache_act(world, choices),
         32 if has_more_acts(world.targets()) => match choices.choose(16) {
             1 => world.grow_and_crash(choices),
             2 | 3 => world.grow(),
@@ -128,6 +129,22 @@ fn step(world: &mut World, choices: &mut dyn Choose, fails: u32) {
             };
             world.complete(which, outcome);
         }
+        _ => {}
+    }
+}
+
+/// What an administrator does to a cache, or what happens to its devices.
+fn cache_act(world: &mut World, choices: &mut dyn Choose) {
+    match choices.choose(8) {
+        0 | 1 => world.grow_cache(),
+        2 | 3 => world.shrink_cache(),
+        4 => world.decay(choices),
+        5 if world.opened() == Some(Ok(())) => {
+            world.detach();
+            world.attach_again();
+        }
+        6 => world.replace_device(choices),
+        7 => world.lose_device(choices),
         _ => {}
     }
 }

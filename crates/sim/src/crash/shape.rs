@@ -38,8 +38,10 @@ pub enum Shape {
     },
     /// One image, that can move between two stores.
     Movable,
-    /// One image under a flash cache.
+    /// A disk under a flash cache.
     Cached {
+        /// What is below the cache.
+        over: Over,
         /// Flash devices.
         devices: u8,
         /// The cache's mode.
@@ -47,14 +49,47 @@ pub enum Shape {
     },
 }
 
-/// Where the chunks of the simulated cache are on its devices: not in order, and not at the beginning.
-const CHUNKS: [u32; 3] = [3, 1, 2];
+/// What is below a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Over {
+    /// One image.
+    Plain,
+    /// RAID 0 of two in chunks of 4 KiB.
+    Stripe,
+    /// RAID 1 of two.
+    Mirror,
+}
+
+impl Over {
+    fn members(self) -> u8 {
+        if self == Over::Plain { 1 } else { 2 }
+    }
+
+    fn spec(self) -> LayoutSpec {
+        match self {
+            Over::Plain => LayoutSpec::Plain,
+            Over::Stripe => LayoutSpec::Stripe { chunk: CHUNK_MIN },
+            Over::Mirror => LayoutSpec::Mirror,
+        }
+    }
+}
+
+/// The chunk of the simulated cache's journal on its devices.
+pub(super) const JOURNAL: u32 = 3;
+/// Chunks of its pages, in the order in which it gets them: not at the beginning.
+pub(super) const DATA: [u32; 5] = [1, 2, 0, 5, 4];
+/// How many of these it has at first.
+const DATA_AT_FIRST: u8 = 2;
 /// Bytes of such a chunk.
-const CHUNK: u64 = 2 * PAGE;
+pub(super) const CHUNK: u64 = 2 * PAGE;
 
 /// The use of a disk that begins, as its descriptor says.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Use {
+    /// The disk's identity.
+    pub(super) disk: [u8; 16],
+    /// Chunks of pages that the cache has.
+    pub(super) chunks: u8,
     /// The last one, and the new one.
     pub(super) attachments: [u64; 2],
     /// The cache's mode.
@@ -65,12 +100,41 @@ pub(super) struct Use {
     pub(super) without: u32,
 }
 
+impl Default for Use {
+    fn default() -> Use {
+        Use {
+            disk: [7; 16],
+            chunks: DATA_AT_FIRST,
+            attachments: [0; 2],
+            mode: None,
+            has_dirty: false,
+            without: 0,
+        }
+    }
+}
+
 impl Shape {
+    /// How many targets are not flash devices.
+    pub(super) fn members(self) -> u8 {
+        match self {
+            Shape::Cached { over, .. } => over.members(),
+            _ => self.targets(),
+        }
+    }
+
+    /// Flash devices of the cache, one bit for each target.
+    pub(super) fn flash(self) -> u32 {
+        match self {
+            Shape::Cached { over, devices, .. } => ((1 << devices) - 1) << over.members(),
+            _ => 0,
+        }
+    }
+
     pub(super) fn targets(self) -> u8 {
         match self {
             Shape::Plain => 1,
             Shape::Movable => 2,
-            Shape::Cached { devices, .. } => 1 + devices,
+            Shape::Cached { over, devices, .. } => over.members() + devices,
             Shape::Stripe { targets } => targets,
             Shape::Mirror { members } | Shape::MirrorStripe { members } => members,
         }
@@ -79,7 +143,8 @@ impl Shape {
     pub(super) fn spec(self) -> LayoutSpec {
         let chunk = CHUNK_MIN;
         match self {
-            Shape::Plain | Shape::Movable | Shape::Cached { .. } => LayoutSpec::Plain,
+            Shape::Plain | Shape::Movable => LayoutSpec::Plain,
+            Shape::Cached { over, .. } => over.spec(),
             Shape::Stripe { .. } => LayoutSpec::Stripe { chunk },
             Shape::Mirror { .. } => LayoutSpec::Mirror,
             Shape::MirrorStripe { .. } => LayoutSpec::MirrorStripe { chunk },
@@ -88,22 +153,31 @@ impl Shape {
 
     /// The layouts of a disk of this size.
     pub(super) fn tree(self, size: u64, used: Use) -> Option<Tree> {
-        if let Shape::Cached { devices, mode } = self {
-            let members = Members::new([7; 16], size, 1);
+        if let Shape::Cached {
+            over,
+            devices,
+            mode,
+        } = self
+        {
+            let members = Members {
+                data_at: DATA_AT,
+                ..Members::new([7; 16], size, over.members().into())
+            };
+            let data = DATA[..used.chunks.into()].to_vec();
             let cache = CacheSetup {
                 cache: [9; 16],
-                disk: [7; 16],
+                disk: used.disk,
                 size,
                 devices,
-                area: Area::new(CHUNK, CHUNKS.to_vec()).expect("it is large enough"),
+                area: Area::of(CHUNK, vec![JOURNAL], data).expect("it is large enough"),
                 mode: used.mode.unwrap_or(mode),
                 attachments: used.attachments,
                 has_dirty: used.has_dirty,
                 without: used.without,
                 // Every page comes in at once, so that short runs have something to evict.
-                policy: Some(Params::S3_FIFO),
+                policy: Some(Params::S3_FIFO.filling(3)),
             };
-            return Some(Tree::cached(LayoutSpec::Plain, members, cache));
+            return Some(Tree::cached(over.spec(), members, cache));
         }
         if self.spec() == LayoutSpec::Plain {
             return None;
@@ -123,6 +197,9 @@ impl Shape {
     /// The members that have the same bytes as this one, and it.
     pub(super) fn mirrors(self) -> Vec<Range<usize>> {
         match self {
+            Shape::Cached {
+                over: Over::Mirror, ..
+            } => std::iter::once(0..2).collect(),
             Shape::Plain | Shape::Movable | Shape::Stripe { .. } | Shape::Cached { .. } => {
                 Vec::new()
             }
@@ -137,9 +214,10 @@ impl Shape {
     /// Whether an I/O of a guest may fail once these targets have, one bit each.
     pub(super) fn may_fail(self, faulty: u32, has_dirty: bool) -> bool {
         match self {
-            Shape::Cached { devices, .. } => {
-                let all = if devices == 1 { 0b10 } else { 0b110 };
-                faulty & 1 == 1 || has_dirty && faulty & all == all
+            Shape::Cached { over, .. } => {
+                let (flash, below) = (self.flash(), faulty & !self.flash());
+                let most = u32::from(over == Over::Mirror);
+                below.count_ones() > most || has_dirty && faulty & flash == flash
             }
             _ => !self.is_redundant() || faulty.count_ones() >= 2,
         }
@@ -153,8 +231,9 @@ impl Shape {
     /// Sectors of a target.
     pub(super) fn sectors_of(self, target: u8, sectors: u64) -> u64 {
         match self {
-            Shape::Cached { .. } if target > 0 => 4 * CHUNK / SECTOR as u64,
-            Shape::Cached { .. } => sectors,
+            Shape::Cached { over, .. } if target >= over.members() => {
+                (1 + DATA.len() as u64) * CHUNK / SECTOR as u64
+            }
             _ => self.member_sectors(sectors),
         }
     }
@@ -163,9 +242,9 @@ impl Shape {
     pub(super) fn member_sectors(self, sectors: u64) -> u64 {
         let size = sectors * SECTOR as u64;
         match self {
-            Shape::Plain | Shape::Movable | Shape::Cached { .. } => sectors,
+            _ if self.spec() == LayoutSpec::Plain => sectors,
             _ => {
-                let member = self.spec().member_size(size, self.targets().into());
+                let member = self.spec().member_size(size, self.members().into());
                 (member - layout::DATA_AT + DATA_AT).div_ceil(SECTOR as u64)
             }
         }

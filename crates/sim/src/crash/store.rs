@@ -72,6 +72,11 @@ impl Store {
         Store::new((self.size / SECTOR) as u64)
     }
 
+    /// It has so many sectors from now on; new ones are zeroes.
+    pub fn grow(&mut self, sectors: u64) {
+        self.size = place(sectors * SECTOR as u64);
+    }
+
     /// Reads whole sectors.
     pub fn read(&self, offset: u64, into: &mut [u8]) {
         assert!(place(offset) + into.len() <= self.size, "within the store");

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, VecDeque};
 use tidegate_core::block::BLOCK;
 use tidegate_core::effect::Effect;
 use tidegate_core::filter::{FilterKey, FilterSpec};
-use tidegate_core::layout::cache::{CacheMode, PAGE};
+use tidegate_core::layout::cache::PAGE;
 use tidegate_core::layout::mirror::state::REGION;
 use tidegate_core::layout::{LayoutNotice, LayoutOrder, MemberState, Refusal, SLOT, Target};
 use tidegate_core::request::{Data, DiskId, Extent, ExtentKind, Fault, Flags, IoId, Op, Outcome};
@@ -22,9 +22,10 @@ use tidegate_core::shard::{Event, Shard};
 use tidegate_core::stack::{Place, Stack};
 use tidegate_core::units::{Span, Time};
 
-pub use super::shape::{Setup, Shape};
+pub use super::shape::{Over, Setup, Shape};
 pub use faults::Failing;
 
+mod cache;
 mod faults;
 mod growth;
 mod guest;
@@ -110,6 +111,13 @@ pub struct World {
     used: Use,
     /// Uses so far.
     uses: u64,
+    /// Whether the cache gets a chunk by an order that is not answered yet, or gives one back.
+    growing: bool,
+    shrinking: bool,
+    /// Flash devices with decayed blocks, one bit each.
+    decayed: u32,
+    /// A number for each block of which a checksum was computed: they never collide.
+    sums: BTreeMap<Vec<u8>, u32>,
     /// Whether the cache was given up in this use.
     gave_up: bool,
     /// Targets that are away since the last start, one bit each.
@@ -206,6 +214,10 @@ impl World {
             rearranging: false,
             used: Use::default(),
             uses: 0,
+            growing: false,
+            shrinking: false,
+            decayed: 0,
+            sums: BTreeMap::new(),
             gave_up: false,
             away: 0,
             hung: 0,
@@ -242,12 +254,15 @@ impl World {
     /// Orders something of the layouts.
     pub fn order(&mut self, order: LayoutOrder) {
         match order {
+            LayoutOrder::Replace(device) if self.setup.shape.flash() >> device.0 & 1 == 1 => {
+                self.replace_flash(device);
+            }
             LayoutOrder::Replace(member) if self.setup.shape.is_redundant() => self.replace(member),
             _ => self.order_now(order),
         }
     }
 
-    fn order_now(&mut self, order: LayoutOrder) {
+    pub(super) fn order_now(&mut self, order: LayoutOrder) {
         self.note(|| format!("order: {order:?}"));
         self.ordered += 1;
         if let LayoutOrder::Drop(target) = order {
@@ -458,7 +473,12 @@ impl World {
             }
             Effect::Sum { io, data, len, .. } => {
                 let len = usize::try_from(len).expect("a slot is small");
-                let sum = sum(bytes(&mut self.memory, data, len));
+                let bytes = bytes(&mut self.memory, data, len);
+                let next = u32::try_from(self.sums.len()).expect("a run is short");
+                let sum = match self.sums.get(bytes) {
+                    Some(sum) => *sum,
+                    None => *self.sums.entry(bytes.to_vec()).or_insert(next),
+                };
                 self.handle(Event::Summed {
                     disk: DISK,
                     io,
@@ -468,6 +488,7 @@ impl World {
             Effect::LayoutNotice { notice, .. } => self.noticed(*notice),
             Effect::LayoutOrdered { outcome, .. } => {
                 self.note(|| format!("ordered: {outcome:?}"));
+                self.cache_ordered(outcome.is_err());
                 match self.ordered.checked_sub(1) {
                     Some(ordered) => self.ordered = ordered,
                     None => self.fail("an order is answered twice".to_owned()),
@@ -487,53 +508,9 @@ impl World {
     }
 
     /// A number for a use of the disk that no other one has.
-    fn next_use(&mut self) -> u64 {
+    pub(super) fn next_use(&mut self) -> u64 {
         self.uses += 1;
         self.uses
-    }
-
-    /// The daemon commits another use of the disk: what flash has is void from then on.
-    pub(super) fn give_up_cache(&mut self) {
-        self.gave_up = true;
-        self.used = Use {
-            attachments: [self.next_use(), self.used.attachments[1]],
-            has_dirty: false,
-            ..self.used
-        };
-        self.order(LayoutOrder::GiveUpCache);
-    }
-
-    /// The descriptor says from now on that the disk is used.
-    fn commit_use(&mut self) {
-        if self.gave_up {
-            return;
-        }
-        self.used.attachments[0] = self.used.attachments[1];
-        if let Shape::Cached { mode, .. } = self.setup.shape {
-            let mode = *self.used.mode.get_or_insert(mode);
-            self.used.has_dirty |= mode == CacheMode::WriteBack;
-        }
-    }
-
-    /// The administrator changes the mode of the cache. The descriptor says before that it may have what the disk does not.
-    pub fn change_mode(&mut self) {
-        if self.gave_up || self.opened != Some(Ok(())) || self.detached {
-            return;
-        }
-        let mode = match self.used.mode {
-            Some(CacheMode::WriteBack) => CacheMode::WriteThrough,
-            _ => CacheMode::WriteBack,
-        };
-        self.used.mode = Some(mode);
-        self.used.has_dirty |= mode == CacheMode::WriteBack;
-        self.order(LayoutOrder::CacheMode(mode));
-    }
-
-    /// Flash has nothing any more that the disk does not have.
-    pub(super) fn cache_cleaned(&mut self) {
-        if self.used.mode == Some(CacheMode::WriteThrough) {
-            self.used.has_dirty = false;
-        }
     }
 
     fn start_block(
@@ -713,6 +690,7 @@ impl World {
         self.moving = Move::None;
         self.detached = false;
         self.ordered = 0;
+        (self.growing, self.shrinking) = (false, false);
         self.faulty |= away;
         self.failed_since_start = false;
         self.lost_since_start = false;
@@ -764,14 +742,9 @@ impl World {
         self.away = 0;
         (self.detached, self.moving, self.ordered) = (false, Move::None, 0);
         self.replacing = None;
+        (self.growing, self.shrinking) = (false, false);
         self.attach();
     }
-}
-
-/// A checksum that tells blocks apart.
-fn sum(bytes: &[u8]) -> u32 {
-    let mix = |sum: u32, byte: &u8| (sum ^ u32::from(*byte)).wrapping_mul(16_777_619);
-    bytes.iter().fold(2_166_136_261, mix)
 }
 
 /// A part of the memory that an I/O names. Buffers of the arena have memory once they are used.

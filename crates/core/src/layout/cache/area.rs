@@ -1,7 +1,7 @@
 //! The area of a disk's cache: where it is on its flash devices.
 //!
-//! A device is divided into chunks. A disk has some of them: the first ones have its headers and its journal, the others its
-//! pages. All devices of a mirrored cache have the same at the same places.
+//! A device is divided into chunks. A disk has some of them: some have its headers and its journal, the others its pages.
+//! Those of pages can become more or fewer; a longer journal is for that. All devices of a mirrored cache have the same at the same places.
 //!
 //! # Always true
 //! - a slot is one page long, and aligned to that
@@ -35,7 +35,8 @@ pub struct Area {
 }
 
 impl Area {
-    /// The area of these chunks of so many bytes each; `None` if they are too few.
+    /// The area of these chunks of so many bytes each; `None` if they are too few. The first ones are the journal's: as many
+    /// as this number of chunks needs.
     ///
     /// # Panics
     /// If a chunk is not a multiple of a page.
@@ -44,21 +45,60 @@ impl Area {
             chunk > 0 && chunk.is_multiple_of(PAGE),
             "a chunk has whole pages"
         );
-        let all = chunks.len() as u64;
-        let enough = |journal: &u64| {
-            let slots = (all - journal) * (chunk / PAGE);
-            let ring = (journal * chunk / CACHE_BLOCK).saturating_sub(HEADERS);
-            ring >= RING_MIN && slots <= ring * SLOTS_PER_BLOCK
-        };
-        let journal = (1..all).find(enough)?;
-        let data = chunks.split_off(usize::try_from(journal).ok()?);
-        Some(Area {
+        let journal = Area::journal_chunks(chunk, chunks.len())?;
+        let data = chunks.split_off(journal);
+        Area::of(chunk, chunks, data)
+    }
+
+    /// How many chunks the journal needs if there are so many in all; `None` if these are too few.
+    pub fn journal_chunks(chunk: u64, all: usize) -> Option<usize> {
+        (1..all).find(|journal| are_enough(chunk, *journal, all - journal))
+    }
+
+    /// The area of these chunks for the journal and these for pages. The journal may have more than it needs: then the area
+    /// can grow. `None` if it has too few, or there are none for pages.
+    pub fn of(chunk: u64, journal: Vec<u32>, data: Vec<u32>) -> Option<Area> {
+        let enough = !data.is_empty() && are_enough(chunk, journal.len(), data.len());
+        enough.then_some(Area {
             chunk,
-            journal: chunks,
+            journal,
             data,
         })
     }
 
+    /// Chunks of the headers and the journal, in order.
+    pub fn journal(&self) -> &[u32] {
+        &self.journal
+    }
+
+    /// Chunks of pages, in order.
+    pub fn data(&self) -> &[u32] {
+        &self.data
+    }
+
+    /// Adds chunks of pages, from this one on. Returns whether the journal is long enough for them.
+    pub(super) fn grow(&mut self, first: u32, count: u32) -> bool {
+        let all = self.data.len() + count as usize;
+        let enough = are_enough(self.chunk, self.journal.len(), all);
+        if enough {
+            self.data.extend(first..first + count);
+        }
+        enough
+    }
+
+    /// How many slots there are without so many of the last chunks; `None` if no chunk is left.
+    pub(super) fn slots_without(&self, count: u32) -> Option<u32> {
+        let slots = self.slots().checked_sub(count.checked_mul(self.pages())?)?;
+        (slots > 0 && count > 0).then_some(slots)
+    }
+
+    /// Takes the last chunks away.
+    pub(super) fn shrink(&mut self, count: u32) {
+        let left = self.data.len() - count as usize;
+        self.data.truncate(left);
+    }
+
+    /// Pages of a chunk.
     fn pages(&self) -> u32 {
         u32::try_from(self.chunk / PAGE).expect("a chunk is below 256 TiB")
     }
@@ -109,6 +149,13 @@ impl Area {
             places: chunks.map(|(place, chunk)| (*chunk, place)).collect(),
         }
     }
+}
+
+/// Whether a journal of so many chunks is long enough.
+fn are_enough(chunk: u64, journal: usize, data: usize) -> bool {
+    let slots = data as u64 * (chunk / PAGE);
+    let ring = (journal as u64 * chunk / CACHE_BLOCK).saturating_sub(HEADERS);
+    ring >= RING_MIN && slots <= ring * SLOTS_PER_BLOCK
 }
 
 /// See [`Area::slots_by_number`].

@@ -145,7 +145,40 @@ impl Cache {
         self.unsettled.remove(&page);
         if let Some(slot) = self.map.find(page) {
             self.remove_if_empty(slot);
+            self.free_twin_if_empty(page);
         }
+    }
+
+    /// The second slot of a page is free once it has no block, and no durable record names it.
+    fn free_twin_if_empty(&mut self, page: u32) {
+        let Some(slot) = self.map.find(page) else {
+            return;
+        };
+        let twin = self.map.twin(slot);
+        let is_empty = twin.is_some_and(|twin| self.map.slot(twin).valid == 0);
+        if is_empty
+            && !self.map.slot(slot).is_pinned()
+            && let Some(twin) = self.map.remove_twin(slot)
+        {
+            self.map.free_slot(twin);
+        }
+    }
+
+    /// Lets clean blocks leave the second slots of some pages.
+    pub(super) fn release_twins(&mut self, cx: &LayoutCx<'_>, most: usize) -> usize {
+        let mut released = 0;
+        for slot in self.map.with_twin(most) {
+            let page = self.map.page(slot);
+            let dirty = self.map.masks(slot).1;
+            let twin = self.map.twin(slot);
+            let blocks = twin.map_or(0, |twin| self.map.slot(twin).valid);
+            let is_used = self.map.slot(slot).is_pinned() || self.unsettled.contains_key(&page);
+            if dirty == 0 && !is_used {
+                self.drop_blocks(cx, page, blocks);
+                released += 1;
+            }
+        }
+        released
     }
 
     /// Goes on with I/Os that waited for pages to settle.
@@ -361,7 +394,7 @@ impl Cache {
                 Stage::GivesUpClean => self.around_to_disk(cx, number),
                 _ => self.end(cx, number),
             },
-            State::Losing => self.stranded_ops.push(number),
+            State::Losing if !self.detaching => self.stranded_ops.push(number),
             _ => {
                 self.ops.at(number).fault = Some(Fault::Io);
                 self.end(cx, number);

@@ -331,7 +331,7 @@ impl Cache {
         let Some(arena) = cx.claim_above() else {
             return false;
         };
-        self.map.slot_mut(slot).pins += 1;
+        self.map.pin(slot);
         let mut checks = [0; BLOCKS];
         for block in blocks_of(blocks) {
             let holder = self
@@ -534,6 +534,7 @@ impl Cache {
         self.resume_behind(cx);
         self.advance_cleaner(cx);
         self.advance_journal(cx);
+        self.advance_shrinking(cx);
         self.cleaning_advanced(cx);
     }
 

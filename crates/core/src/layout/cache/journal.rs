@@ -92,6 +92,15 @@ pub(super) struct Heading {
 }
 
 impl Heading {
+    /// What a device's header says, beside these devices that have everything.
+    pub(super) fn header_of(&self, device: Target, in_sync: u32) -> Header {
+        Header {
+            device: device.0 - 1,
+            in_sync: in_sync >> 1,
+            ..self.header.clone()
+        }
+    }
+
     pub(super) fn new(header: Header) -> Heading {
         Heading {
             header,
@@ -186,9 +195,10 @@ impl Cache {
             self.hasten();
         }
         let journal = &self.journal;
-        let wanted = journal.urgent > journal.taken || journal.queue.len() >= MANY;
+        let forced = self.resync_needs_journal();
+        let wanted = forced || journal.urgent > journal.taken || journal.queue.len() >= MANY;
         let has_room = journal.next - journal.tail < self.area.ring();
-        if journal.queue.is_empty() {
+        if journal.queue.is_empty() && !forced {
             self.journal.lazy_at = None;
             return;
         }
@@ -222,7 +232,7 @@ impl Cache {
         };
         let block = filling.finish(self.journal.sweep);
         self.journal.next += 1;
-        let pending = self.in_sync;
+        let pending = self.written();
         self.journal.writing = Some(Writing {
             sequence,
             block: block.clone(),
@@ -232,7 +242,12 @@ impl Cache {
         });
         let at = self.area.journal_at(sequence);
         for device in each(pending) {
-            cx.write_block(tag(JOURNAL, 0, device), device, at, block.clone());
+            cx.write_block(
+                tag(JOURNAL, low(sequence), device),
+                device,
+                at,
+                block.clone(),
+            );
         }
         self.flash_bytes += BLOCK as u64 * u64::from(pending.count_ones());
     }
@@ -262,14 +277,23 @@ impl Cache {
     }
 
     /// A device has ended the write of a block.
-    pub(super) fn journal_done(&mut self, cx: &mut LayoutCx<'_>, device: Target, outcome: Outcome) {
+    pub(super) fn journal_done(
+        &mut self,
+        cx: &mut LayoutCx<'_>,
+        device: Target,
+        number: u32,
+        outcome: Outcome,
+    ) {
         if let Err(fault) = outcome {
             self.flash_failed(cx, device, fault);
         }
         let Some(writing) = &mut self.journal.writing else {
             return;
         };
-        writing.pending &= !(1 << device.0);
+        // Another image of the device may still have an earlier one.
+        if low(writing.sequence) == number {
+            writing.pending &= !(1 << device.0);
+        }
         self.finish_block(cx);
     }
 
@@ -278,7 +302,7 @@ impl Cache {
         let Some(writing) = &mut self.journal.writing else {
             return;
         };
-        if writing.pending & self.in_sync != 0 || self.in_sync == 0 {
+        if writing.pending != 0 || self.in_sync == 0 {
             return;
         }
         writing.is_done = true;
@@ -334,6 +358,7 @@ impl Cache {
 
     /// Writes the header, if it has changed and is not being written.
     pub(super) fn write_header(&mut self, cx: &mut LayoutCx<'_>) {
+        let syncing = self.syncing();
         let heading = &mut self.heading;
         if heading.pending != 0 || !heading.changed || self.in_sync == 0 {
             return;
@@ -343,30 +368,36 @@ impl Cache {
         heading.header.generation += 1;
         heading.header.in_sync = self.in_sync >> 1;
         heading.writing_tail = heading.header.tail;
-        heading.pending = self.in_sync;
+        heading.pending = self.in_sync | syncing;
         let at = self.area.header_at(heading.header.generation);
-        let header = heading.header.clone();
-        for device in each(self.in_sync) {
-            let block = Header {
-                device: device.0 - 1,
-                ..header.clone()
-            };
-            cx.write_block(tag(HEADER, 0, device), device, at, block.encode());
+        let pending = heading.pending;
+        for device in each(pending) {
+            let block = self.heading.header_of(device, self.in_sync);
+            let number = low(block.generation);
+            cx.write_block(tag(HEADER, number, device), device, at, block.encode());
         }
-        self.flash_bytes += BLOCK as u64 * u64::from(self.in_sync.count_ones());
+        self.flash_bytes += BLOCK as u64 * u64::from(pending.count_ones());
     }
 
     /// A device has ended the write of a header.
-    pub(super) fn header_done(&mut self, cx: &mut LayoutCx<'_>, device: Target, outcome: Outcome) {
-        self.heading.pending &= !(1 << device.0);
+    pub(super) fn header_done(
+        &mut self,
+        cx: &mut LayoutCx<'_>,
+        device: Target,
+        number: u32,
+        outcome: Outcome,
+    ) {
+        let is_last = low(self.heading.header.generation) == number;
+        if is_last {
+            self.heading.pending &= !(1 << device.0);
+        }
         if let Err(fault) = outcome {
             self.flash_failed(cx, device, fault);
         }
         let heading = &mut self.heading;
-        if heading.pending & self.in_sync != 0 || self.in_sync == 0 {
+        if heading.pending != 0 || self.in_sync == 0 || !is_last {
             return;
         }
-        heading.pending = 0;
         if heading.covers {
             heading.must = false;
         }
@@ -374,6 +405,8 @@ impl Cache {
         self.write_header(cx);
         if !self.heading.must {
             self.headed(cx);
+            self.resync_headed(cx);
+            self.advance_resync(cx);
             self.finish_block(cx);
             self.advance_journal(cx);
         }
@@ -381,22 +414,44 @@ impl Cache {
 
     /// A device cannot be written or read: it is not used any more.
     pub(super) fn flash_failed(&mut self, cx: &mut LayoutCx<'_>, device: Target, fault: Fault) {
+        self.do_without(cx, device, DropCause::Failed(fault));
+    }
+
+    /// A device is not used any more.
+    pub(super) fn do_without(&mut self, cx: &mut LayoutCx<'_>, device: Target, cause: DropCause) {
         let bit = 1 << device.0;
         if self.in_sync & bit == 0 {
+            if self.resync.as_ref().is_some_and(|it| it.device == device) {
+                self.resync_failed(cx, cause.fault());
+            }
             return;
         }
         self.in_sync &= !bit;
+        self.resync.take_if(|resync| resync.device == device);
+        self.journal_forget(device);
         if self.in_sync == 0 {
-            return self.lost(cx, fault);
+            self.resync = None;
+            return self.lost(cx, cause.fault());
         }
         cx.notice(LayoutNotice::Dropped {
             member: device,
-            cause: DropCause::Failed(fault),
+            cause,
         });
+        self.must_head(cx);
+    }
+
+    /// Nothing waits for what this device has of the journal.
+    pub(super) fn journal_forget(&mut self, device: Target) {
+        let bit = 1 << device.0;
         self.heading.pending &= !bit;
         if let Some(writing) = &mut self.journal.writing {
             writing.pending &= !bit;
         }
-        self.must_head(cx);
     }
+}
+
+/// The part of a number that is in a tag.
+fn low(number: u64) -> u32 {
+    let [a, b, c, d, ..] = number.to_le_bytes();
+    u32::from_le_bytes([a, b, c, d])
 }

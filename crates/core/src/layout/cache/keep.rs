@@ -7,9 +7,12 @@
 //! - a page leaves only if it is clean and nothing uses it
 //! - a slot that is free in the map is free in the policy
 
-use super::policy::{CANDIDATES, Params, Policy, Streams};
+use super::policy::{Access, CANDIDATES, Params, Policy, Shadows, Streams};
+use super::write::InPage;
 use super::{Cache, PAGE};
-use crate::layout::{LayoutCx, LayoutIo};
+use crate::layout::{LayoutCx, LayoutIo, LayoutNotice};
+use crate::units::{Span, Time};
+use alloc::boxed::Box;
 
 /// Slots that are kept free: one in so many.
 const FREE: u32 = 64;
@@ -18,10 +21,16 @@ const FREE_MOST: u32 = 64;
 /// A write that is longer goes past the cache. Origin: chosen; it is sequential.
 const WRITE_MOST: u64 = PAGE * 16;
 
+/// How often the shadows are asked for another policy; they decide themselves how often that may be.
+const CHOOSE: Span = Span::from_secs(5);
+
 /// See the module.
 pub(super) struct Keeper {
     policy: Policy,
     streams: Streams,
+    /// What chooses the policy, unless it is given.
+    shadows: Option<Box<Shadows>>,
+    choose_at: Time,
 }
 
 impl Keeper {
@@ -29,12 +38,34 @@ impl Keeper {
         Keeper {
             policy: Policy::new(slots, CANDIDATES[0]),
             streams: Streams::new(),
+            shadows: Some(Box::new(Shadows::new(slots))),
+            choose_at: Time::ZERO,
         }
     }
 
     /// Decides by these parameters from now on.
     pub(super) fn set_params(&mut self, params: Params) {
         self.policy.set_params(params);
+        self.shadows = None;
+    }
+
+    /// Valid blocks of a page from which the rest is read.
+    pub(super) fn fill_from(&self) -> u32 {
+        self.policy.params().fill_from.into()
+    }
+
+    /// The place of its policy among the candidates, if it chooses.
+    pub(super) fn chosen(&self) -> Option<usize> {
+        let params = self.shadows.as_ref()?.params();
+        CANDIDATES.iter().position(|candidate| candidate == params)
+    }
+
+    /// Goes on with so many slots.
+    pub(super) fn resize(&mut self, slots: u32) {
+        self.policy.resize(slots);
+        if let Some(shadows) = &mut self.shadows {
+            shadows.resize(slots);
+        }
     }
 }
 
@@ -77,11 +108,51 @@ impl Cache {
     }
 
     /// Whether a write of a page that is not cached brings it in.
-    pub(super) fn allocates(&mut self, cx: &LayoutCx<'_>, io: &LayoutIo, page: u32) -> bool {
+    pub(super) fn allocates(
+        &mut self,
+        cx: &LayoutCx<'_>,
+        io: &LayoutIo,
+        page: u32,
+        is_sequential: bool,
+    ) -> bool {
         let dirty = self.cleaner.dirty_pages() as u64;
         let has_room = dirty * 10 < u64::from(self.map.len()) * 7;
-        let worth = self.mode.is_write_back() && has_room && io.len <= WRITE_MOST;
+        let worth = self.mode.is_write_back() && has_room && io.len <= WRITE_MOST && !is_sequential;
         worth && !self.unsettled.contains_key(&page) && self.admits(cx, page, None, true)
+    }
+
+    /// Lets the shadows see an access. Long sequences go past the cache whatever the policy is.
+    #[inline]
+    pub(super) fn shadow(&mut self, cx: &LayoutCx<'_>, piece: InPage, is_write: bool) {
+        if let Some(shadows) = &mut self.keeper.shadows {
+            let access = Access {
+                page: piece.page,
+                blocks: piece.blocks,
+                is_write,
+                is_sequential: false,
+            };
+            shadows.access(access, cx.now());
+        }
+    }
+
+    /// Goes on with another policy, if the shadows have found a better one.
+    #[inline]
+    pub(super) fn choose_policy(&mut self, cx: &mut LayoutCx<'_>) {
+        if cx.now() >= self.keeper.choose_at {
+            self.choose_now(cx);
+        }
+    }
+
+    #[cold]
+    fn choose_now(&mut self, cx: &mut LayoutCx<'_>) {
+        let keeper = &mut self.keeper;
+        keeper.choose_at = cx.now() + CHOOSE;
+        if let Some(shadows) = &mut keeper.shadows
+            && let Some(choice) = shadows.choose(cx.now())
+        {
+            keeper.policy.set_params(*shadows.params());
+            cx.notice(LayoutNotice::CachePolicy(choice));
+        }
     }
 
     /// Notes where a request was. Returns whether it is part of a long sequence, which does not count.
@@ -105,11 +176,13 @@ impl Cache {
         // Those that are leaving are nearly free.
         let leaving = u32::try_from(self.unsettled.len()).unwrap_or(u32::MAX);
         let wanted = (2 * reserve - self.map.free_count()).saturating_sub(leaving);
-        for _ in 0..wanted {
+        // A second slot has the fewest blocks that anybody wants.
+        let released = self.release_twins(cx, wanted as usize);
+        for _ in released..wanted as usize {
             let map = &self.map;
             let may_leave = |slot: u32| {
                 let (valid, dirty) = map.masks(slot);
-                map.slot(slot).pins == 0 && dirty == 0 && valid != 0
+                !map.slot(slot).is_pinned() && dirty == 0 && valid != 0
             };
             let Some(slot) = self.keeper.policy.victim(may_leave) else {
                 break;

@@ -7,9 +7,10 @@
 //! - a block is valid in one slot of its page at most
 //! - what is dirty is valid
 //! - a slot is free, or belongs to one page
+//! - a slot from the bound on is given to no page
 //!
 //! # Units
-//! Masks have one bit for each block of a page. Memory: 44 bytes a slot, and 5.4 for the index.
+//! Masks have one bit for each block of a page. Memory: 42 bytes a slot, and 5.4 for the index.
 
 use super::BLOCKS;
 use super::blocks::{Placed, Record};
@@ -23,22 +24,59 @@ pub(super) const NONE: u32 = u32::MAX;
 /// A slot of the flash devices.
 #[derive(Clone, Debug)]
 pub(super) struct Slot {
-    /// Its page; for a free slot the next free one.
-    page: u32,
+    /// Its page; for a free slot the next free one. In two halves, so that a slot is aligned to two bytes.
+    page: [u16; 2],
     pub(super) valid: u16,
     pub(super) dirty: u16,
     pub(super) checks: [u16; BLOCKS],
-    /// I/Os that use it: it is not given to another page.
-    pub(super) pins: u16,
-    flags: u8,
+    /// I/Os that use it, and what it is, in the bits from [`FREE`] on.
+    state: u16,
 }
 
-const FREE: u8 = 1;
-const TWIN: u8 = 2;
+const FREE: u16 = 1 << 13;
+const TWIN: u16 = 1 << 14;
 /// Its page waits in the journal's queue.
-const QUEUED: u8 = 4;
+const QUEUED: u16 = 1 << 15;
+/// I/Os that are counted in a slot; more are counted in the map.
+const PINS: u16 = FREE - 1;
 
-const _: () = assert!(size_of::<Slot>() == 44, "memory for each slot is bounded");
+const _: () = assert!(size_of::<Slot>() == 42, "memory for each slot is bounded");
+
+impl Slot {
+    const NEW: Slot = Slot {
+        page: [u16::MAX; 2],
+        valid: 0,
+        dirty: 0,
+        checks: [0; BLOCKS],
+        state: 0,
+    };
+
+    fn page(&self) -> u32 {
+        u32::from(self.page[0]) | u32::from(self.page[1]) << 16
+    }
+
+    /// Another page, or the next free slot, with no valid block. Pins stay.
+    fn renew(&mut self, page: u32, what: u16) {
+        let [a, b, c, d] = page.to_le_bytes();
+        self.page = [u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d])];
+        (self.valid, self.dirty) = (0, 0);
+        self.state = self.state & PINS | what;
+    }
+
+    pub(super) fn is_pinned(&self) -> bool {
+        self.state & PINS != 0
+    }
+}
+
+/// What a record says, beside those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Replayed {
+    Agrees,
+    /// It names a slot that the disk does not have any more. A later record of the page must say where that is now.
+    Elsewhere,
+    /// It names a slot that another page has.
+    Contradiction,
+}
 
 /// See the module.
 pub(super) struct Map {
@@ -50,30 +88,100 @@ pub(super) struct Map {
     free_count: u32,
     /// The second slot of a page, by its first one.
     twins: BTreeMap<u32, u32>,
+    /// Pins beyond those that a slot counts.
+    more_pins: BTreeMap<u32, u32>,
+    /// The first slot that is given to no page any more.
+    bound: u32,
 }
 
 impl Map {
     /// A map of free slots.
     pub(super) fn new(slots: u32) -> Map {
-        let slot = Slot {
-            page: NONE,
-            valid: 0,
-            dirty: 0,
-            checks: [0; BLOCKS],
-            pins: 0,
-            flags: 0,
-        };
         let mut map = Map {
-            slots: vec![slot; slots as usize],
-            index: vec![NONE; slots as usize * 4 / 3 + 1],
+            slots: Vec::new(),
+            index: vec![NONE; 1],
             free: NONE,
             free_count: 0,
             twins: BTreeMap::new(),
+            more_pins: BTreeMap::new(),
+            bound: 0,
         };
-        for number in (0..slots).rev() {
-            map.free_slot(number);
-        }
+        map.grow(slots);
         map
+    }
+
+    /// It has so many slots from now on, which is not fewer. This moves all of them.
+    pub(super) fn grow(&mut self, slots: u32) {
+        let first = self.len();
+        self.bound = slots;
+        self.slots.reserve_exact((slots - first) as usize);
+        self.slots.resize(slots as usize, Slot::NEW);
+        for number in (first..slots).rev() {
+            self.free_slot(number);
+        }
+        self.index = vec![NONE; slots as usize * 4 / 3 + 1];
+        for slot in 0..first {
+            if self.is_first(slot) {
+                let place = self.place(self.page(slot));
+                self.index[place] = slot;
+            }
+        }
+    }
+
+    /// Slots from this one on are given to no page any more.
+    pub(super) fn set_bound(&mut self, bound: u32) {
+        self.bound = bound;
+        let mut slot = core::mem::replace(&mut self.free, NONE);
+        self.free_count = 0;
+        while slot != NONE {
+            let next = self.page(slot);
+            self.slot_mut(slot).state &= !FREE;
+            self.free_slot(slot);
+            slot = next;
+        }
+    }
+
+    /// The first slot from this one on that has a page.
+    pub(super) fn used_from(&self, slot: u32) -> Option<u32> {
+        (slot..self.len()).find(|slot| self.slot(*slot).state & FREE == 0)
+    }
+
+    /// Forgets the slots from the bound on, which are free.
+    pub(super) fn shrink(&mut self) {
+        debug_assert!(self.used_from(self.bound).is_none(), "they are free");
+        self.slots.truncate(self.bound as usize);
+        self.slots.shrink_to_fit();
+    }
+
+    /// One more I/O uses a slot: it is not given to another page.
+    #[inline]
+    pub(super) fn pin(&mut self, slot: u32) {
+        let at = self.slot_mut(slot);
+        if at.state & PINS == PINS {
+            *self.more_pins.entry(slot).or_default() += 1;
+        } else {
+            at.state += 1;
+        }
+    }
+
+    /// One I/O less uses a slot.
+    #[inline]
+    pub(super) fn unpin(&mut self, slot: u32) {
+        if !self.more_pins.is_empty()
+            && let Some(more) = self.more_pins.get_mut(&slot)
+        {
+            *more -= 1;
+            if *more == 0 {
+                self.more_pins.remove(&slot);
+            }
+            return;
+        }
+        let at = self.slot_mut(slot);
+        assert!(
+            at.is_pinned(),
+            "a slot is unpinned as often as it was pinned"
+        );
+        at.state -= 1;
     }
 
     pub(super) fn len(&self) -> u32 {
@@ -103,7 +211,7 @@ impl Map {
     #[inline]
     fn place(&self, page: u32) -> usize {
         let mut at = self.home(page);
-        while self.index[at] != NONE && self.slots[self.index[at] as usize].page != page {
+        while self.index[at] != NONE && self.slots[self.index[at] as usize].page() != page {
             at += 1;
             if at == self.index.len() {
                 at = 0;
@@ -134,29 +242,22 @@ impl Map {
         if slot == NONE {
             return None;
         }
-        self.unfree(slot, NONE);
-        Some(slot)
-    }
-
-    /// Takes this slot, which follows `before` in the list of free ones.
-    fn unfree(&mut self, slot: u32, before: u32) {
-        let next = self.slots[slot as usize].page;
-        match before {
-            NONE => self.free = next,
-            before => self.slots[before as usize].page = next,
-        }
+        self.free = self.slots[slot as usize].page();
         self.free_count -= 1;
-        self.slots[slot as usize].flags &= !FREE;
+        self.slots[slot as usize].state &= !FREE;
+        Some(slot)
     }
 
     /// The slot is free from now on.
     pub(super) fn free_slot(&mut self, slot: u32) {
-        let free = self.free;
+        let (free, bound) = (self.free, self.bound);
         let at = self.slot_mut(slot);
-        debug_assert!(at.flags & FREE == 0 && at.pins == 0, "a slot is freed once");
-        (at.page, at.flags, at.valid, at.dirty) = (free, FREE, 0, 0);
-        self.free = slot;
-        self.free_count += 1;
+        debug_assert!(at.state & (FREE | PINS) == 0, "a slot is freed once");
+        at.renew(if slot < bound { free } else { NONE }, FREE);
+        if slot < bound {
+            self.free = slot;
+            self.free_count += 1;
+        }
     }
 
     /// Gives a page its first slot, with no valid block. `None` if no slot is free.
@@ -170,8 +271,7 @@ impl Map {
         let place = self.place(page);
         debug_assert!(self.index[place] == NONE, "a page is entered once");
         self.index[place] = slot;
-        let at = self.slot_mut(slot);
-        (at.page, at.flags, at.valid, at.dirty) = (page, 0, 0, 0);
+        self.slot_mut(slot).renew(page, 0);
     }
 
     /// Gives a page its second slot. `None` if no slot is free.
@@ -183,9 +283,13 @@ impl Map {
 
     fn enter_twin(&mut self, slot: u32, twin: u32) {
         let page = self.page(slot);
-        let at = self.slot_mut(twin);
-        (at.page, at.flags, at.valid, at.dirty) = (page, TWIN, 0, 0);
+        self.slot_mut(twin).renew(page, TWIN);
         self.twins.insert(slot, twin);
+    }
+
+    /// Some pages with a second slot.
+    pub(super) fn with_twin(&self, most: usize) -> Vec<u32> {
+        self.twins.keys().take(most).copied().collect()
     }
 
     /// Takes the second slot away from a page. The caller frees it.
@@ -197,8 +301,7 @@ impl Map {
 
     /// A slot that belongs to no page, and is not free.
     fn retire(&mut self, slot: u32) {
-        let at = self.slot_mut(slot);
-        (at.page, at.flags, at.valid, at.dirty) = (NONE, 0, 0, 0);
+        self.slot_mut(slot).renew(NONE, 0);
     }
 
     /// Removes a page. The caller frees its slots.
@@ -217,7 +320,7 @@ impl Map {
             if other == NONE {
                 break;
             }
-            let home = self.home(self.slots[other as usize].page);
+            let home = self.home(self.slots[other as usize].page());
             let stays = match hole <= at {
                 true => hole < home && home <= at,
                 false => hole < home || home <= at,
@@ -235,13 +338,13 @@ impl Map {
 
     /// The page of a slot that is not free.
     pub(super) fn page(&self, slot: u32) -> u32 {
-        self.slots[slot as usize].page
+        self.slots[slot as usize].page()
     }
 
     /// Whether a slot is the first one of a page.
     pub(super) fn is_first(&self, slot: u32) -> bool {
         let at = self.slot(slot);
-        at.flags & (FREE | TWIN) == 0 && at.page != NONE
+        at.state & (FREE | TWIN) == 0 && at.page() != NONE
     }
 
     /// Valid and dirty blocks of a page, in both of its slots.
@@ -285,14 +388,14 @@ impl Map {
     /// Marks the page as waiting in the journal's queue. Returns whether it was not.
     pub(super) fn queue(&mut self, slot: u32) -> bool {
         let at = self.slot_mut(slot);
-        let queued = at.flags & QUEUED != 0;
-        at.flags |= QUEUED;
+        let queued = at.state & QUEUED != 0;
+        at.state |= QUEUED;
         !queued
     }
 
     /// The page is not in the queue any more.
     pub(super) fn unqueue(&mut self, slot: u32) {
-        self.slot_mut(slot).flags &= !QUEUED;
+        self.slot_mut(slot).state &= !QUEUED;
     }
 
     /// The state of a page for the journal. `number` numbers slots over the device.
@@ -321,19 +424,24 @@ impl Map {
         }
     }
 
-    /// Takes over the state of a page from the journal. `slot` finds slots of the device's numbers. Returns whether that
-    /// agrees with the others.
-    pub(super) fn replay(&mut self, record: &Record, slot: impl Fn(u32) -> Option<u32>) -> bool {
+    /// Takes over the state of a page from the journal. `slot` finds slots of the device's numbers.
+    pub(super) fn replay(
+        &mut self,
+        record: &Record,
+        slot: impl Fn(u32) -> Option<u32>,
+    ) -> Replayed {
         for slot in self.remove(record.page).into_iter().flatten() {
             self.free_slot(slot);
         }
+        let mut places = record.places.iter().flatten();
+        if places.any(|placed| slot(placed.slot).is_none()) {
+            return Replayed::Elsewhere;
+        }
         let mut first = None;
         for placed in record.places.iter().flatten() {
-            let Some(slot) = slot(placed.slot) else {
-                return false;
-            };
-            if self.slot(slot).flags & FREE == 0 {
-                return false;
+            let slot = slot(placed.slot).expect("it was just there");
+            if self.slot(slot).state & FREE == 0 {
+                return Replayed::Contradiction;
             }
             self.claim(slot);
             match first {
@@ -346,20 +454,20 @@ impl Map {
             let at = self.slot_mut(slot);
             (at.valid, at.dirty, at.checks) = (placed.valid, placed.dirty, placed.checks);
         }
-        true
+        Replayed::Agrees
     }
 
     /// Takes this slot while the map is recovered: it stays in the list of free ones until [`Map::relink`].
     fn claim(&mut self, slot: u32) {
-        self.slot_mut(slot).flags &= !FREE;
+        self.slot_mut(slot).state &= !FREE;
     }
 
     /// Makes the list of free slots anew, after the recovery.
     pub(super) fn relink(&mut self) {
         (self.free, self.free_count) = (NONE, 0);
         for slot in (0..self.len()).rev() {
-            if self.slot(slot).flags & FREE != 0 {
-                self.slot_mut(slot).flags = 0;
+            if self.slot(slot).state & FREE != 0 {
+                self.slot_mut(slot).state = 0;
                 self.free_slot(slot);
             }
         }

@@ -15,7 +15,7 @@
 use super::area::SlotsByNumber;
 use super::blocks::{Header, Journalled};
 use super::journal::{Heading, Journal};
-use super::map::Map;
+use super::map::{Map, Replayed};
 use super::{Cache, JOURNAL, OPEN_HEADER, OPEN_JOURNAL, State, each, tag};
 use crate::block::{BLOCK, Unreadable};
 use crate::layout::{BlockOutcome, DropCause, LayoutCx, LayoutNotice, Refusal, Target};
@@ -74,6 +74,8 @@ struct Replay {
     /// The first block that is not there.
     end: Option<u64>,
     is_damaged: bool,
+    /// Pages whose last record names chunks that the disk does not have any more.
+    elsewhere: BTreeSet<u32>,
 }
 
 impl Opening {
@@ -127,14 +129,20 @@ impl Cache {
         device: Target,
         outcome: BlockOutcome,
     ) {
+        let (cache, disk) = (self.setup.cache, self.setup.disk);
         let opening = self.opening();
         opening.left -= 1;
         let found = &mut opening.found[usize::from(device.0) - 1];
         match outcome {
             Ok(Some(block)) => match Header::decode(&block[..]) {
                 Ok(header) => {
+                    // The other place may have a higher one of a disk that had the chunk before.
+                    let rank = |header: &Header| {
+                        let ours = (header.cache, header.disk) == (cache, disk);
+                        (ours, header.device == device.0 - 1, header.generation)
+                    };
                     let known = found.header.as_ref();
-                    if known.is_none_or(|known| known.generation < header.generation) {
+                    if known.is_none_or(|known| rank(known) < rank(&header)) {
                         found.header = Some(header);
                     }
                 }
@@ -166,13 +174,20 @@ impl Cache {
                 // A chunk that another disk had before: it is this one's now.
                 continue;
             }
+            if usize::from(header.device) != device {
+                // It is in the other one's place: what the header says of devices does not fit.
+                match self.setup.has_dirty {
+                    true => return self.opened(cx, Err(Refusal::Foreign(target))),
+                    false => continue,
+                }
+            }
             // A device that was alone may have begun anew, with lower generations than the other one.
             let rank = |header: &Header| (self.is_of_this_use(header), header.generation);
             if newest.is_none_or(|known| rank(known) < rank(header)) {
                 newest = Some(header);
             }
         }
-        // What can be written.
+        // Devices that can be read may be used again later.
         let present: u32 = (0..2)
             .filter(|device| {
                 self.devices() >> (device + 1) & 1 == 1
@@ -181,6 +196,7 @@ impl Cache {
             })
             .map(|device| 2 << device)
             .sum();
+        self.behind_at_start = present;
         let Some(header) = newest else {
             let missing = each(self.devices() & !present).next();
             return match (self.setup.has_dirty, missing) {
@@ -192,9 +208,16 @@ impl Cache {
         let header = header.clone();
         let in_sync = header.in_sync << 1 & self.devices();
         let absent = in_sync & !present;
+        // A copy of a device from an earlier use, or of the other device, has the same epoch.
         let same = |device: &Target| {
-            let own = found[usize::from(device.0) - 1].header.as_ref();
-            own.is_some_and(|own| own.epoch == header.epoch)
+            let place = device.0 - 1;
+            let own = found[usize::from(place)].header.as_ref();
+            own.is_some_and(|own| {
+                own.epoch == header.epoch
+                    && own.device == place
+                    && own.generation + 1 >= header.generation
+                    && self.is_of_this_use(own)
+            })
         };
         let usable = each(in_sync & present).filter(same);
         let usable: u32 = usable.map(|device| 1 << device.0).sum();
@@ -226,7 +249,7 @@ impl Cache {
 
     /// Whether a header is of the last use of the disk.
     fn is_of_this_use(&self, header: &Header) -> bool {
-        header.attachments.contains(&self.setup.attachments[0]) && header.size == self.size
+        header.attachments.contains(&self.setup.attachments[0]) && header.size <= self.size
     }
 
     /// Makes the cache empty, on the devices that can be written.
@@ -238,7 +261,7 @@ impl Cache {
         }
         self.in_sync = present;
         self.map = Map::new(self.area.slots());
-        let header = self.header(generation, self.setup.attachments[1], 1);
+        let header = self.header(generation, self.new_epoch(), 1);
         self.journal = Journal::new(header.epoch, 1);
         self.heading = Heading::new(header);
         self.opening().step = Step::Heading;
@@ -276,6 +299,7 @@ impl Cache {
             raw: BTreeMap::new(),
             end: None,
             is_damaged: false,
+            elsewhere: BTreeSet::new(),
         }));
         self.read_ahead(cx);
     }
@@ -365,7 +389,11 @@ impl Cache {
                 Some(block) => {
                     for record in &block.records {
                         let slot = |number| replay.by_number.slot(number);
-                        replay.is_damaged |= !self.map.replay(record, slot);
+                        match self.map.replay(record, slot) {
+                            Replayed::Agrees => drop(replay.elsewhere.remove(&record.page)),
+                            Replayed::Elsewhere => drop(replay.elsewhere.insert(record.page)),
+                            Replayed::Contradiction => replay.is_damaged = true,
+                        }
                     }
                     replay.last = raw.map(|raw| (block, raw));
                 }
@@ -398,7 +426,7 @@ impl Cache {
                 false => self.format(cx, self.in_sync, generation),
             };
         }
-        if replay.is_damaged {
+        if replay.is_damaged || !replay.elsewhere.is_empty() {
             let device = target_of(self.in_sync);
             return match self.setup.has_dirty {
                 true => self.opened(cx, Err(Refusal::Damaged(device))),
@@ -503,6 +531,13 @@ impl Cache {
             Err(_) => State::Refused,
         };
         cx.opened(outcome);
+        if outcome.is_ok()
+            && let Some(device) = each(self.behind_at_start & !self.in_sync).next()
+            && cx.load(device) == 0
+        {
+            let begun = self.begin_resync(cx, device);
+            debug_assert!(begun.is_ok(), "nothing is under way at a start");
+        }
     }
 
     /// Whether the last block is being written to all devices.

@@ -97,9 +97,7 @@ impl Cache {
                 Mode::Exclusive
             },
         };
-        if self.lock.acquire(wanted) {
-            self.locked(cx, number);
-        }
+        self.lock_or_hurry(cx, wanted);
         Map::Issued
     }
 
@@ -112,8 +110,12 @@ impl Cache {
     fn judge_fills(&mut self, cx: &LayoutCx<'_>, io: &LayoutIo) -> u32 {
         let sequential = self.note_stream(io.offset, io.len);
         let few = io.len.div_ceil(PAGE) < PAGES_FILLED && self.is_writable();
+        let few = few && io.offset + io.len <= self.cached_end();
         let mut fills = 0;
         for (nth, piece) in (0..).zip(in_pages(io.offset, io.len)) {
+            if !sequential {
+                self.shadow(cx, piece, false);
+            }
             let slot = self.map.find(piece.page);
             let missing = match slot {
                 Some(slot) => piece.blocks & !self.map.masks(slot).0,
@@ -218,7 +220,7 @@ impl Cache {
                 });
                 match (slot, holder) {
                     (Some(slot), Some(_)) => {
-                        self.map.slot_mut(slot).pins += 1;
+                        self.map.pin(slot);
                         self.read_flash(cx, piece);
                     }
                     _ => self.read_disk(cx, piece, core::mem::take(&mut fills)),
@@ -384,9 +386,7 @@ impl Cache {
             end: (op.io.offset + op.io.len).next_multiple_of(CACHE_BLOCK),
             mode: Mode::Shared,
         };
-        if self.lock.acquire(wanted) {
-            self.locked(cx, op_number);
-        }
+        self.lock_or_hurry(cx, wanted);
     }
 
     /// No device has the piece as it was written.
@@ -442,7 +442,7 @@ impl Cache {
         };
         let arena = self.reads.at(number).arena.take();
         let arena = arena.expect("a piece that fills has a buffer");
-        self.map.slot_mut(slot).pins += 1;
+        self.map.pin(slot);
         self.ops.at(op).filling += 1;
         self.fills += 1;
         let part = self.parts.insert(Part::fill(op, page, slot, blocks, arena));

@@ -134,7 +134,7 @@ impl Cache {
         if !self.mode.is_write_back() && self.cleaner.overlaps(start, end) {
             return self.behind.push(number);
         }
-        if !self.plan_write(cx, number) {
+        if end > self.cached_end() || !self.plan_write(cx, number) {
             return self.around(cx, number);
         }
         self.issue_write(cx, number);
@@ -150,16 +150,19 @@ impl Cache {
     /// Gives each page of a write the slots that it needs, and pins them. Returns whether there were enough: otherwise
     /// nothing is pinned, and the write goes around the cache.
     fn plan_write(&mut self, cx: &mut LayoutCx<'_>, number: u32) -> bool {
-        let io = self.ops.at(number).io;
+        let op = self.ops.peek(number);
+        let (io, is_sequential) = (op.io, op.is_sequential);
         let mut pinned = 0;
         let mut enough = true;
         for piece in in_pages(io.offset, io.len) {
             let slot = match self.map.find(piece.page) {
                 Some(slot) => slot,
-                None if self.allocates(cx, &io, piece.page) => match self.add_page(piece.page) {
-                    Some(slot) => slot,
-                    None => continue,
-                },
+                None if self.allocates(cx, &io, piece.page, is_sequential) => {
+                    match self.add_page(piece.page) {
+                        Some(slot) => slot,
+                        None => continue,
+                    }
+                }
                 None => continue,
             };
             let taken = self.map.slot(slot).valid & piece.blocks;
@@ -167,7 +170,7 @@ impl Cache {
                 enough = false;
                 break;
             }
-            self.map.slot_mut(slot).pins += 1;
+            self.map.pin(slot);
             pinned += 1;
             self.policy_hit(cx, slot, piece.page);
         }
@@ -428,10 +431,11 @@ impl Cache {
 
     /// Writes a part to flash.
     pub(super) fn write_part(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
+        let syncing = self.syncing();
         let part = self.parts.at(number);
         let (blocks, to_twin) = (part.blocks, part.to_twin);
         part.open = 1 + blocks.count_ones();
-        part.written = self.in_sync;
+        part.written = self.in_sync | syncing;
         let background = part.is_fill();
         for block in blocks_of(blocks) {
             let tag = tag(PART_SUM, number, BACKING) | super::aux(block, 0);
@@ -443,7 +447,7 @@ impl Cache {
         ] {
             for (first, count) in runs(of) {
                 let len = count as u64 * CACHE_BLOCK;
-                for device in each(self.in_sync) {
+                for device in each(self.parts.peek(number).written) {
                     let part = self.parts.at(number);
                     part.open += 1;
                     let sub = SubIo {
@@ -505,12 +509,15 @@ impl Cache {
             };
         }
         let change = self.put_part(cx, number);
+        let part = self.parts.peek(number);
+        self.want_fill(part.page, part.slot);
         match is_fill {
             // Nobody waits for its record.
             true => self.part_ended(cx, number),
             false => self.after(change, Waiter::Part(number)),
         }
         self.advance_journal(cx);
+        self.advance_fills(cx);
     }
 
     /// A part is in the cache from now on. Returns the change of its page.
@@ -600,7 +607,7 @@ impl Cache {
     fn part_stranded(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
         match self.state {
             State::Through => self.part_to_disk(cx, number),
-            State::Losing => self.stranded.push(number),
+            State::Losing if !self.detaching => self.stranded.push(number),
             _ => {
                 self.parts.at(number).fault = Some(Fault::Io);
                 self.part_ended(cx, number);

@@ -9,7 +9,7 @@ use tidegate_core::layout::cache::CacheMode;
 use tidegate_sim::crash::explore::{Depth, Failure, explore, requests};
 use tidegate_sim::crash::seeds;
 use tidegate_sim::crash::store::Defects;
-use tidegate_sim::crash::world::{Setup, Shape};
+use tidegate_sim::crash::world::{Over, Setup, Shape};
 
 const DEPTH: Depth = Depth {
     longest: 3,
@@ -74,16 +74,23 @@ const fn small(name: &'static str, shape: Shape, edge: u64) -> Disk {
     }
 }
 
-const fn cached(name: &'static str, devices: u8, mode: CacheMode) -> Disk {
+const fn cached(name: &'static str, over: Over, devices: u8, mode: CacheMode) -> Disk {
     Disk {
         name,
-        shape: Shape::Cached { devices, mode },
-        sectors: PAGES,
+        shape: Shape::Cached {
+            over,
+            devices,
+            mode,
+        },
+        sectors: match over {
+            Over::Plain => PAGES,
+            Over::Stripe | Over::Mirror => 5 * 128,
+        },
         edge: Some(128),
     }
 }
 
-const DISKS: [Disk; 13] = [
+const DISKS: [Disk; 17] = [
     small("plain", Shape::Plain, 1),
     small("movable", Shape::Movable, 1),
     small("stripe of 2", Shape::Stripe { targets: 2 }, 8),
@@ -98,10 +105,39 @@ const DISKS: [Disk; 13] = [
         sectors: WIDE,
         edge: None,
     },
-    cached("write-through", 1, CacheMode::WriteThrough),
-    cached("write-through on 2", 2, CacheMode::WriteThrough),
-    cached("write-back", 1, CacheMode::WriteBack),
-    cached("write-back on 2", 2, CacheMode::WriteBack),
+    cached("write-through", Over::Plain, 1, CacheMode::WriteThrough),
+    cached(
+        "write-through on 2",
+        Over::Plain,
+        2,
+        CacheMode::WriteThrough,
+    ),
+    cached("write-back", Over::Plain, 1, CacheMode::WriteBack),
+    cached("write-back on 2", Over::Plain, 2, CacheMode::WriteBack),
+    cached(
+        "write-through over a stripe",
+        Over::Stripe,
+        1,
+        CacheMode::WriteThrough,
+    ),
+    cached(
+        "write-back over a stripe",
+        Over::Stripe,
+        2,
+        CacheMode::WriteBack,
+    ),
+    cached(
+        "write-through over a mirror",
+        Over::Mirror,
+        1,
+        CacheMode::WriteThrough,
+    ),
+    cached(
+        "write-back over a mirror",
+        Over::Mirror,
+        2,
+        CacheMode::WriteBack,
+    ),
 ];
 
 fn setup(disk: &Disk) -> Setup {

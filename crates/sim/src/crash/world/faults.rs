@@ -86,7 +86,7 @@ impl World {
     /// The administrator gives up a device of the cache that is away, from the next start on.
     pub fn do_without(&mut self, target: usize) {
         self.note(|| format!("target {target} is given up"));
-        self.used.without = 1 << (target - 1);
+        self.used.without = 1 << (target - usize::from(self.setup.shape.members()));
     }
 
     /// What an I/O is that a store has: its target, operation and offset.

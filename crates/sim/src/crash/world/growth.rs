@@ -1,11 +1,14 @@
-//! Growth of a simulated mirror by a member, as the daemon does it: the disk's descriptor names the new member first.
+//! Growth of a simulated disk, and of a mirror by a member, as the daemon does it: the disk's descriptor names the new
+//! member first.
 
-use super::World;
+use super::{DISK, World};
+use crate::crash::SECTOR;
 use crate::crash::choice::Choose;
 use crate::crash::shape::Shape;
 use crate::crash::store::Store;
 use tidegate_core::layout::LayoutOrder;
 use tidegate_core::layout::mirror::MEMBERS_MAX;
+use tidegate_core::shard::Event;
 
 impl World {
     /// A mirror gets one more member, whose image is blank. Nothing happens if it has as many as are possible.
@@ -22,6 +25,15 @@ impl World {
             // Refused.
             self.describe(members);
         }
+    }
+
+    /// A disk of one image grows to so many sectors.
+    pub fn resize(&mut self, sectors: u64) {
+        self.note(|| format!("the disk has {sectors} sectors from now on"));
+        self.setup.sectors = sectors;
+        self.stores[0].grow(sectors);
+        let size = sectors * SECTOR as u64;
+        self.handle(Event::Resize { disk: DISK, size });
     }
 
     /// A crash after the descriptor names the new member, and before the mirror has it.

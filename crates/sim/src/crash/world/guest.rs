@@ -154,11 +154,18 @@ impl World {
     pub(super) fn forgive(&mut self) {
         let quiet = self.pending.is_empty() && self.in_flight.is_empty() && self.effects.is_empty();
         let members = self.members();
-        if members.is_empty() {
-            return;
+        let in_sync = members.iter().all(|state| *state == MemberState::InSync);
+        let (flash, kept) = (self.setup.shape.flash(), self.away | self.decayed);
+        // A cleaner that has failed may not have tried again.
+        let shape = self.setup.shape;
+        let failed = self.is_cached() && shape.may_fail(self.faulty & !flash, false);
+        if quiet && in_sync && shape.is_redundant() && !failed {
+            self.faulty &= kept | flash;
         }
-        if quiet && members.iter().all(|state| *state == MemberState::InSync) {
-            self.faulty = self.away;
+        let cache = self.cache();
+        let whole = cache.is_some_and(|it| it.devices.count_ones() == flash.count_ones());
+        if quiet && whole && self.opened == Some(Ok(())) {
+            self.faulty &= kept | !flash;
         }
     }
 }

@@ -41,6 +41,7 @@ impl World {
         match notice {
             LayoutNotice::CacheLost { dirty: 0, .. } => self.give_up_cache(),
             LayoutNotice::CacheCleaned { left: 0 } => self.cache_cleaned(),
+            LayoutNotice::CacheShrunk { chunks } => self.cache_shrunk(chunks),
             _ => {}
         }
         self.moving = match (self.moving, notice) {

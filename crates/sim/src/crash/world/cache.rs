@@ -1,0 +1,201 @@
+//! The flash cache of a simulated disk, as the daemon deals with it: the descriptor names the use of the disk, the mode and the
+//! chunks, and is durable.
+
+use super::{DISK, World};
+use crate::crash::SECTOR;
+use crate::crash::choice::Choose;
+use crate::crash::shape::{CHUNK, DATA, JOURNAL, Shape, Use};
+use tidegate_core::layout::cache::CacheMode;
+use tidegate_core::layout::{CacheReport, LayoutOrder, Target};
+
+impl World {
+    /// The daemon commits another use of the disk: what flash has is void from then on.
+    pub(super) fn give_up_cache(&mut self) {
+        self.gave_up = true;
+        self.used = Use {
+            attachments: [self.next_use(), self.used.attachments[1]],
+            has_dirty: false,
+            ..self.used
+        };
+        self.order(LayoutOrder::GiveUpCache);
+    }
+
+    /// The descriptor says from now on that the disk is used.
+    pub(super) fn commit_use(&mut self) {
+        if self.gave_up {
+            return;
+        }
+        self.used.attachments[0] = self.used.attachments[1];
+        if let Shape::Cached { mode, .. } = self.setup.shape {
+            let mode = *self.used.mode.get_or_insert(mode);
+            self.used.has_dirty |= mode == CacheMode::WriteBack;
+        }
+    }
+
+    /// The administrator changes the mode of the cache. The descriptor says before that it may have what the disk does not.
+    pub fn change_mode(&mut self) {
+        if self.gave_up || self.opened != Some(Ok(())) || self.detached {
+            return;
+        }
+        let mode = match self.used.mode {
+            Some(CacheMode::WriteBack) => CacheMode::WriteThrough,
+            _ => CacheMode::WriteBack,
+        };
+        self.used.mode = Some(mode);
+        self.used.has_dirty |= mode == CacheMode::WriteBack;
+        self.order(LayoutOrder::CacheMode(mode));
+    }
+
+    /// Flash has nothing any more that the disk does not have.
+    pub(super) fn cache_cleaned(&mut self) {
+        if self.used.mode == Some(CacheMode::WriteThrough) {
+            self.used.has_dirty = false;
+        }
+    }
+
+    /// The cache's own report.
+    pub fn cache(&self) -> Option<CacheReport> {
+        self.shard.layout_report(DISK)?.cache
+    }
+
+    /// Whether an administrator can do something about the cache now.
+    fn has_cache(&self) -> bool {
+        let open = self.opened == Some(Ok(())) && !self.detached && !self.gave_up;
+        self.is_cached() && open
+    }
+
+    /// The cache gets one more chunk. The descriptor names it before.
+    pub fn grow_cache(&mut self) {
+        let next = DATA.get(usize::from(self.used.chunks)).copied();
+        let quiet = self.ordered == 0 && !self.growing && !self.shrinking;
+        if let (true, Some(first)) = (quiet && self.has_cache(), next) {
+            self.used.chunks += 1;
+            self.growing = true;
+            self.order(LayoutOrder::GrowCache { first, count: 1 });
+        }
+    }
+
+    /// The cache is to give a chunk back. The descriptor names it until it has.
+    pub fn shrink_cache(&mut self) {
+        let quiet = self.ordered == 0 && !self.growing && !self.shrinking;
+        if quiet && self.has_cache() {
+            self.shrinking = true;
+            self.order(LayoutOrder::ShrinkCache { count: 1 });
+        }
+    }
+
+    /// An order was answered.
+    pub(super) fn cache_ordered(&mut self, is_refused: bool) {
+        if self.growing && is_refused {
+            self.used.chunks -= 1;
+        }
+        self.growing = false;
+        self.shrinking &= !is_refused;
+    }
+
+    /// The cache has given chunks back: the descriptor names them no longer, and another disk writes to them.
+    pub(super) fn cache_shrunk(&mut self, chunks: u32) {
+        self.shrinking = false;
+        for _ in 0..chunks {
+            self.used.chunks -= 1;
+            let chunk = DATA[usize::from(self.used.chunks)];
+            let bytes = vec![0xcc; usize::try_from(CHUNK).expect("it is small")];
+            for target in self.flash_targets() {
+                self.stores[target].write(u64::from(chunk) * CHUNK, &bytes, true);
+            }
+        }
+    }
+
+    fn flash_targets(&self) -> std::ops::Range<usize> {
+        self.setup.shape.members().into()..self.setup.shape.targets().into()
+    }
+
+    /// A block of the cache's pages decays on one of its devices.
+    pub fn decay(&mut self, choices: &mut dyn Choose) {
+        let targets: Vec<usize> = self.flash_targets().collect();
+        let count = u32::try_from(targets.len()).expect("few");
+        if count == 0 {
+            return;
+        }
+        let target = targets[choices.choose(count) as usize];
+        let sectors = u32::try_from(CHUNK / SECTOR as u64).expect("few");
+        let chunk = choices.choose(6);
+        let sector = choices.choose(sectors);
+        if chunk != JOURNAL {
+            self.decayed |= 1 << target;
+            self.damage(target, u64::from(chunk * sectors + sector));
+        }
+    }
+
+    /// A crash, after which the disk does without one of two devices that have everything. Nothing is missing.
+    pub fn lose_device(&mut self, choices: &mut dyn Choose) {
+        let Shape::Cached { devices: 2, .. } = self.setup.shape else {
+            return;
+        };
+        if !self.has_cache() || self.away != 0 {
+            return;
+        }
+        let report = self.cache();
+        let whole = report.is_some_and(|cache| cache.devices == 0b11 && !cache.resyncing);
+        let device = choices.choose(2);
+        if !whole {
+            return;
+        }
+        self.note(|| format!("device {device} of the cache is given up"));
+        self.used.without = 1 << device;
+        self.crash_again(choices);
+        self.note_fault(1 << (self.flash_targets().start + device as usize));
+        self.finish();
+        self.used.without = 0;
+        if self.opened != Some(Ok(())) && self.breach.is_none() {
+            self.fail(format!("without a device: {:?}", self.opened));
+        }
+    }
+
+    /// A device of the cache is replaced by an empty one.
+    pub fn replace_device(&mut self, choices: &mut dyn Choose) {
+        let flash = self.flash_targets();
+        let count = u32::try_from(flash.len()).expect("few");
+        let target = flash.start + choices.choose(count.max(1)) as usize;
+        self.replace_flash(Target(u8::try_from(target).expect("few")));
+    }
+
+    /// The same, if it has no I/O and the other one has everything.
+    pub(super) fn replace_flash(&mut self, device: Target) {
+        let target = usize::from(device.0);
+        let first = self.flash_targets().start;
+        let others = self.cache().map_or(0, |cache| cache.devices) & !(1 << (target - first));
+        let is_busy = self
+            .in_flight
+            .iter()
+            .any(|started| started.target == target)
+            || self.effects.iter().any(|effect| names(effect, target));
+        if others == 0 || is_busy || !self.has_cache() || self.away != 0 {
+            return;
+        }
+        self.note(|| format!("store {target} is an empty one"));
+        self.stores[target] = self.stores[target].blank();
+        self.decayed &= !(1 << target);
+        self.note_fault(1 << target);
+        self.order_now(LayoutOrder::Replace(device));
+    }
+
+    /// The disk becomes another one, with the same stores.
+    pub fn become_disk(&mut self, disk: u8) {
+        self.used = Use {
+            disk: [disk; 16],
+            ..Use::default()
+        };
+    }
+}
+
+/// Whether an effect is about this target.
+fn names(effect: &tidegate_core::effect::Effect, of: usize) -> bool {
+    use tidegate_core::effect::Effect;
+    match effect {
+        Effect::Start { target, .. }
+        | Effect::ReadBlock { target, .. }
+        | Effect::WriteBlock { target, .. } => usize::from(target.0) == of,
+        _ => false,
+    }
+}
