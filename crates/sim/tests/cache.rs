@@ -719,3 +719,26 @@ fn directed_a_block_of_the_journal_that_is_on_a_device_left_behind_alone_never_c
 fn op_is_read((target, op, _): (usize, Op, u64)) -> bool {
     target > 0 && op == Op::Read
 }
+
+/// The disk fails a write of a write-through cache. What flash has of it is not read: an orderly start would give it up.
+#[test]
+fn directed_a_write_that_the_disk_failed_is_not_read_from_flash() {
+    // Every other write that fails has happened.
+    for reads in 1..3 {
+        let mut world = opened(1, CacheMode::WriteThrough);
+        done(&mut world, &[request(Op::Write, BLOCK, 8)]);
+        for _ in 0..reads {
+            done(&mut world, &[request(Op::Read, BLOCK, 8)]);
+        }
+        let to_disk = |(target, op, _): (usize, Op, u64)| target == 0 && op == Op::Write;
+        world.submit(request(Op::Write, BLOCK, 8));
+        end_all_but(&mut world, to_disk);
+        let which = (0..world.in_flight()).find(|which| to_disk(world.io(*which)));
+        world.complete(which.expect("it goes to the disk"), Err(Fault::Gone));
+        world.finish();
+        done(&mut world, &[request(Op::Read, BLOCK, 8)]);
+        world.detach();
+        world.attach_again();
+        holds(world, "a write that failed");
+    }
+}

@@ -598,7 +598,14 @@ impl Cache {
                 let whole = part.blocks & !edges(start, len);
                 self.cleaner.wrote(page, whole);
             }
-            Err(fault) => part.fault = Some(fault),
+            Err(fault) => {
+                part.fault = Some(fault);
+                let blocks = part.blocks;
+                // The next start would give up what the disk lacks: it must not be read before.
+                if !self.keeps_dirty && self.is_writable() {
+                    self.drop_blocks(cx, page, blocks);
+                }
+            }
         }
         self.part_ended(cx, number);
     }

@@ -1,5 +1,6 @@
-//! The flash cache of a simulated disk, as the daemon deals with it: the descriptor names the use of the disk, the mode and the
-//! chunks, and is durable.
+//! The flash cache of a simulated disk, as the daemon deals with it.
+//!
+//! The disk's descriptor names its use, its mode and its chunks, and is durable.
 
 use super::{DISK, World};
 use crate::crash::SECTOR;

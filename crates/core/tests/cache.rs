@@ -1,0 +1,224 @@
+//! A flash cache at the shard: what a scan does to the pages that are used most.
+
+use std::collections::BTreeMap;
+use tidegate_core::block::BLOCK;
+use tidegate_core::effect::Effect;
+use tidegate_core::layout::cache::area::Area;
+use tidegate_core::layout::cache::policy::Params;
+use tidegate_core::layout::cache::{CacheMode, CacheSetup, PAGE};
+use tidegate_core::layout::{CacheReport, LayoutSpec, Members, Tree};
+use tidegate_core::request::{Data, DiskId, Flags, Op, Request, Token};
+use tidegate_core::shard::{Event, Shard};
+use tidegate_core::stack::Stack;
+use tidegate_core::units::{Span, Time};
+
+const DISK: DiskId = DiskId(0);
+/// Bytes of the disk.
+const SIZE: u64 = 1 << 30;
+
+/// A disk with a cache, whose targets complete everything at once. All checksums are zero.
+struct World {
+    shard: Shard,
+    out: Vec<Effect>,
+    blocks: BTreeMap<(u8, u64), Box<[u8; BLOCK]>>,
+    token: u64,
+    now: Time,
+    /// Reads of the disk and of flash.
+    reads: [u64; 2],
+}
+
+impl World {
+    fn new(chunks: u32, policy: Option<Params>) -> World {
+        let mut shard = Shard::new(64);
+        let arena = (0..64).map(|slot| Data {
+            buffer: 1000 + slot,
+            start: 0,
+        });
+        shard.give_arena(arena.collect());
+        let cache = CacheSetup {
+            cache: [9; 16],
+            disk: [7; 16],
+            size: SIZE,
+            devices: 1,
+            area: Area::new(16 * PAGE, (0..chunks).collect()).expect("enough"),
+            mode: CacheMode::WriteThrough,
+            attachments: [0, 1],
+            has_dirty: false,
+            without: 0,
+            policy,
+        };
+        let members = Members::new([7; 16], SIZE, 1);
+        let stack = Stack::new(Vec::new()).over(Tree::cached(LayoutSpec::Plain, members, cache));
+        let mut world = World {
+            shard,
+            out: Vec::new(),
+            blocks: BTreeMap::new(),
+            token: 0,
+            now: Time::ZERO,
+            reads: [0; 2],
+        };
+        world.handle(Event::Attach {
+            disk: DISK,
+            size: SIZE,
+            read_only: false,
+            stack,
+            control: None,
+        });
+        world
+    }
+
+    fn handle(&mut self, event: Event) {
+        self.shard.handle(self.now, event, &mut self.out);
+        while !self.out.is_empty() {
+            for effect in std::mem::take(&mut self.out) {
+                if let Some(event) = self.perform(effect) {
+                    self.shard.handle(self.now, event, &mut self.out);
+                }
+            }
+        }
+    }
+
+    fn perform(&mut self, effect: Effect) -> Option<Event> {
+        let disk = DISK;
+        let outcome = Ok(());
+        Some(match effect {
+            Effect::Start { io, target, op, .. } => {
+                if op == Op::Read {
+                    self.reads[usize::from(target.0 > 0)] += 1;
+                }
+                Event::Finished { disk, io, outcome }
+            }
+            Effect::Sum { io, .. } => Event::Summed { disk, io, sum: 0 },
+            Effect::ReadBlock {
+                io, target, offset, ..
+            } => {
+                let block = self.blocks.get(&(target.0, offset)).cloned();
+                let block = block.unwrap_or_else(|| Box::new([0; BLOCK]));
+                let outcome = Ok(Some(block));
+                Event::BlockDone { disk, io, outcome }
+            }
+            Effect::WriteBlock {
+                io,
+                target,
+                offset,
+                block,
+                ..
+            } => {
+                self.blocks.insert((target.0, offset), block);
+                let outcome = Ok(None);
+                Event::BlockDone { disk, io, outcome }
+            }
+            Effect::Answer { outcome, .. } => {
+                assert_eq!(outcome, Ok(()));
+                return None;
+            }
+            _ => return None,
+        })
+    }
+
+    fn read(&mut self, offset: u64, len: u64) {
+        self.token += 1;
+        self.handle(Event::Submitted {
+            disk: DISK,
+            token: Token(self.token),
+            request: Request {
+                op: Op::Read,
+                flags: Flags::NONE,
+                offset,
+                len,
+                data: Data {
+                    buffer: 0,
+                    start: 0,
+                },
+                arrived: self.now,
+            },
+        });
+    }
+
+    fn pass(&mut self, span: Span) {
+        self.now = self.now + span;
+        while self.shard.deadline().is_some_and(|(at, _)| at <= self.now) {
+            self.handle(Event::Ticked);
+        }
+    }
+
+    fn cache(&self) -> CacheReport {
+        let report = self.shard.layout_report(DISK);
+        report.and_then(|report| report.cache).expect("a cache")
+    }
+}
+
+/// Reads one of the pages that are used most, the lower ones more often. Returns whether that came from flash.
+fn read_hot(world: &mut World, random: &mut u64, pages: u64) -> bool {
+    let mut next = || {
+        *random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (*random >> 33) % pages
+    };
+    let page = next().min(next());
+    let before = world.reads[1];
+    world.read(page * PAGE, BLOCK as u64);
+    world.reads[1] > before
+}
+
+/// The part of reads that came from flash, in ten thousandths.
+fn hit_ratio(
+    world: &mut World,
+    random: &mut u64,
+    pages: u64,
+    mut between: impl FnMut(&mut World),
+) -> u64 {
+    const READS: u64 = 20_000;
+    let mut hits = 0;
+    for _ in 0..READS {
+        hits += u64::from(read_hot(world, random, pages));
+        between(world);
+        world.pass(Span::from_millis(2));
+    }
+    hits * 10_000 / READS
+}
+
+#[test]
+fn a_scan_of_the_whole_disk_costs_the_pages_in_use_at_most_a_point() {
+    for policy in [None, Some(Params::S3_FIFO), Some(Params::LRU)] {
+        // 61 chunks of pages: 976 of them, less than the pages in use.
+        let mut world = World::new(62, policy);
+        let mut random = 1;
+        for _ in 0..2 {
+            hit_ratio(&mut world, &mut random, 1200, |_| {});
+        }
+        let before = hit_ratio(&mut world, &mut random, 1200, |_| {});
+        let mut at = 1200 * PAGE;
+        let during = hit_ratio(&mut world, &mut random, 1200, |world| {
+            if at < SIZE {
+                world.read(at, 2 * PAGE);
+                at += 2 * PAGE;
+            }
+        });
+        assert!(before > 6_000, "{policy:?}: {before}");
+        assert!(
+            during + 100 >= before,
+            "{policy:?}: {during} after {before}"
+        );
+        assert!(at >= SIZE, "the whole disk was read");
+    }
+}
+
+#[test]
+fn the_rest_of_a_page_is_read_once_the_policy_wants_it() {
+    let mut world = World::new(8, Some(Params::S3_FIFO.filling(3)));
+    for block in 0..2 {
+        world.read(block * BLOCK as u64, BLOCK as u64);
+    }
+    assert_eq!((world.reads[0], world.cache().fills), (2, 2));
+    world.read(5 * BLOCK as u64, BLOCK as u64);
+    assert_eq!(
+        (world.reads[0], world.cache().fills),
+        (4, 4),
+        "and the rest"
+    );
+    let before = world.reads;
+    world.read(0, PAGE);
+    assert_eq!(world.reads, [before[0], before[1] + 1], "one read of flash");
+}
