@@ -235,16 +235,54 @@ impl Caches {
         let Some(chunks) = chunks::choose(record.chunks(), &record.parts, wanted) else {
             return Ok(None);
         };
+        let journal = wanted.journal(record.chunks(), record.chunk.0);
         let part = Part {
             disk: disk.clone(),
             uuid,
             shares: wanted.shares,
+            // A part that is too small for that has a shorter one, and cannot grow much.
+            journal: journal
+                .filter(|journal| 2 * journal <= chunks.len())
+                .unwrap_or(0),
             chunks,
         };
         let area = part.area(record.chunk.0);
         record.parts.push(part);
         record::write(&self.folder, name, &record)?;
         Ok(area)
+    }
+
+    /// Gives a disk more chunks, up to its fair part: the first one, and how many. The disk uses them after this.
+    pub(crate) fn extend(
+        &self,
+        name: &Name,
+        uuid: Uuid,
+        wanted: Wanted,
+    ) -> Outcome<Option<(u32, u32)>> {
+        let _changing = locked(&self.changing);
+        let mut record = self.record(name)?;
+        let others = record.parts.iter().filter(|part| part.uuid != uuid);
+        let others: Vec<Part> = others.cloned().collect();
+        let fair = wanted.fair(record.chunks(), &others);
+        let part = record.parts.iter().position(|part| part.uuid == uuid);
+        let Some(part) = part.filter(|nth| record.parts[*nth].chunks.len() < fair) else {
+            return Ok(None);
+        };
+        let missing = fair - record.parts[part].chunks.len();
+        let Some((first, count)) = chunks::free_run(record.chunks(), &record.parts, missing) else {
+            return Ok(None);
+        };
+        record.parts[part].chunks.extend(first..first + count);
+        record::write(&self.folder, name, &record)?;
+        Ok(Some((first, count)))
+    }
+
+    /// Takes the last chunks of a disk's part from it, which it does not use any more.
+    pub(crate) fn take_last(&self, name: &Name, uuid: Uuid, count: usize) -> Outcome<()> {
+        self.change_part(name, uuid, |part| {
+            part.chunks
+                .truncate(part.chunks.len().saturating_sub(count));
+        })
     }
 
     /// Leaves a disk only so many chunks. The disk does not use the cache now, and what it had there is void.

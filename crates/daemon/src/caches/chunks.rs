@@ -24,6 +24,9 @@ pub(crate) struct Part {
     pub(crate) uuid: Uuid,
     /// The disk's shares then.
     pub(crate) shares: u32,
+    /// How many of its chunks are for the journal: the first ones. 0: as many as the others need.
+    #[serde(default)]
+    pub(crate) journal: usize,
     /// Its chunks, in order.
     #[serde(with = "ranges")]
     pub(crate) chunks: Vec<u32>,
@@ -43,7 +46,11 @@ pub(crate) struct Wanted {
 impl Part {
     /// Where the part is on each device.
     pub(crate) fn area(&self, chunk: u64) -> Option<Area> {
-        Area::new(chunk, self.chunks.clone())
+        if self.journal == 0 {
+            return Area::new(chunk, self.chunks.clone());
+        }
+        let (journal, data) = self.chunks.split_at_checked(self.journal)?;
+        Area::of(chunk, journal.to_vec(), data.to_vec())
     }
 }
 
@@ -57,6 +64,13 @@ impl Wanted {
         let least = self.min.unwrap_or(FEWEST).max(FEWEST);
         let most = self.max.unwrap_or(usize::MAX).min(self.useful);
         fair.min(most).max(least)
+    }
+
+    /// The chunks of the journal, so that the disk's part can grow to the largest one that it may get.
+    pub(crate) fn journal(&self, chunks: u32, chunk: u64) -> Option<usize> {
+        let all = usize::try_from(chunks.saturating_sub(1)).unwrap_or(usize::MAX);
+        let most = self.max.unwrap_or(usize::MAX).min(self.useful).min(all);
+        Area::journal_chunks(chunk, most.max(FEWEST))
     }
 
     /// The fewest chunks that do.
@@ -81,6 +95,19 @@ pub(crate) fn choose(chunks: u32, parts: &[Part], wanted: Wanted) -> Option<Vec<
     let free = (1..chunks).filter(|chunk| !taken.contains(chunk));
     let chosen: Vec<u32> = free.take(wanted.fair(chunks, parts)).collect();
     (chosen.len() >= wanted.enough()).then_some(chosen)
+}
+
+/// Free chunks that follow each other, at most so many: the first one, and how many there are.
+pub(crate) fn free_run(chunks: u32, parts: &[Part], most: usize) -> Option<(u32, u32)> {
+    let taken: BTreeSet<u32> = parts
+        .iter()
+        .flat_map(|part| part.chunks.iter().copied())
+        .collect();
+    let is_free = |chunk: &u32| !taken.contains(chunk);
+    let first = (1..chunks).find(is_free)?;
+    let run = (first..chunks).take_while(is_free).take(most).count();
+    let run = u32::try_from(run).ok()?;
+    (run > 0).then_some((first, run))
 }
 
 /// How many chunks no disk has.
@@ -168,6 +195,7 @@ mod tests {
             disk: format!("d{nth}").parse().unwrap(),
             uuid: Uuid::from_random([nth; 16]),
             shares,
+            journal: 0,
             chunks,
         }
     }
@@ -239,6 +267,24 @@ mod tests {
         let small = [part(1, 1000, vec![1, 2])];
         assert_eq!(who_gives(3, &small, NORMAL), None);
         assert_eq!(free(101, &parts), 0);
+    }
+
+    #[test]
+    fn free_chunks_are_found_in_runs() {
+        let parts = [part(1, 1000, vec![1, 2, 5]), part(2, 1000, vec![9])];
+        assert_eq!(free_run(11, &parts, 10), Some((3, 2)));
+        assert_eq!(free_run(11, &parts, 1), Some((3, 1)));
+        assert_eq!(free_run(3, &parts, 10), None);
+    }
+
+    #[test]
+    fn the_journal_is_long_enough_for_the_largest_part() {
+        let chunk = 1 << 20;
+        let journal = NORMAL.journal(4096, chunk).unwrap();
+        assert!(Area::of(chunk, (1..=20).collect(), (21..4096).collect()).is_none());
+        let last = u32::try_from(journal).unwrap();
+        let area = Area::of(chunk, (1..=last).collect(), (last + 1..4096).collect());
+        assert!(area.is_some(), "{journal}");
     }
 
     #[test]

@@ -21,6 +21,8 @@ struct State {
     left: u64,
     /// It is lost, with so many pages that the disk does not have.
     lost: Option<u64>,
+    /// Chunks that it has given back.
+    shrunk: u32,
 }
 
 impl CacheSignals {
@@ -33,6 +35,7 @@ impl CacheSignals {
                 state.left = *left;
             }
             LayoutNotice::CacheLost { dirty, .. } => state.lost = Some(*dirty),
+            LayoutNotice::CacheShrunk { chunks } => state.shrunk += chunks,
             _ => return false,
         }
         drop(state);
@@ -59,6 +62,11 @@ impl CacheSignals {
     /// Pages that are lost with it, if it is lost.
     pub(crate) fn lost(&self) -> Option<u64> {
         self.state().lost
+    }
+
+    /// Chunks that it has given back since this was asked last.
+    pub(crate) fn take_shrunk(&self) -> u32 {
+        std::mem::take(&mut self.state().shrunk)
     }
 
     /// Waits for so long until it was cleaned more often than this, and returns how many pages could not be.

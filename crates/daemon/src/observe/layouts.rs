@@ -125,6 +125,15 @@ fn of_cache(
                 (on, happening)
             }))
         }
+        LayoutNotice::CacheShrunk { .. } | LayoutNotice::CachePolicy(_) => Some(None),
+        // Of a device of the cache.
+        LayoutNotice::Rebuilding { member, .. }
+        | LayoutNotice::Rebuilt { member }
+        | LayoutNotice::RebuildFailed { member, .. }
+            if usize::from(member.0) >= members =>
+        {
+            Some(None)
+        }
         _ => None,
     }
 }

@@ -210,6 +210,9 @@ impl DiskService {
                 continue;
             };
             let signals = self.notices.cache_signals(live.name());
+            if let Err(problem) = self.note_shrunk(live) {
+                tracing::warn!(disk = %live.name(), %problem, "chunks of a cache that are free again are not used yet");
+            }
             let reacted = match signals.lost() {
                 Some(0) => self.go_on_without(live, &cache),
                 Some(pages) => {

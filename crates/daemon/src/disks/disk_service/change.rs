@@ -259,6 +259,7 @@ impl DiskService {
         }
         if let Some(flash) = &found.descriptor.flash {
             self.give_back(flash, found.descriptor.uuid)?;
+            self.spread(&flash.cache);
         }
         self.delete_outdated(&found);
         self.forget_agreed(&found)?;

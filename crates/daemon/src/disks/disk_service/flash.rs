@@ -73,10 +73,16 @@ impl DiskService {
             .jobs
             .start_once(job, name.clone(), remedy, move |progress| {
                 let _claim = claim;
+                let caches =
+                    [&before, &after].map(|flash| flash.as_ref().map(|it| it.cache.clone()));
                 let changed = match &live {
                     Some(live) => service.change_flash(&found, live, after, progress),
                     None => service.change_flash_detached(&found, before, after),
                 };
+                caches
+                    .iter()
+                    .flatten()
+                    .for_each(|cache| service.spread(cache));
                 changed.map_err(|e| e.within(what))
             }))
     }

@@ -1,30 +1,30 @@
 //! Room in a cache for a disk: its part, for which others give back some of theirs if that is necessary.
 //!
 //! # Always true
-//! - a disk gives chunks back only while it does not use them, and what it had there is void
-//!
-//! # Limits
-//! A disk that gives chunks back begins with an empty cache.
+//! - the record names chunks before a disk uses them, and until it does not use them any more
 
-use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tidegate_api::cache::FlashUse;
 use tidegate_api::descriptor::Uuid;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
-use tidegate_api::units::Size;
+use tidegate_core::layout::LayoutOrder;
 use tidegate_core::layout::cache::area::Area;
 
 use super::{DiskService, new_attachment, wanted};
 use crate::caches::Record;
 use crate::caches::chunks::{self, Wanted};
-use crate::disks::attached::Attached;
-use crate::disks::copy::Progress;
+use crate::disks::attached::{Attached, CacheInUse};
 use crate::os_error::Outcome;
 use crate::store::Found;
 
 /// How many disks may give back some of their chunks for one. Each gives half.
 const GIVERS: usize = 8;
+/// How long one may take for that: its dirty pages go to its datastore.
+const GIVING: Duration = Duration::from_secs(10);
+/// How often that is looked at.
+const EVERY: Duration = Duration::from_millis(20);
 
 impl DiskService {
     /// Where a disk's part of a cache is. It gets one if it has none.
@@ -114,33 +114,78 @@ impl DiskService {
         let Some(flash) = live.descriptor().and_then(|descriptor| descriptor.flash) else {
             return Ok(false);
         };
-        let chunk = self.caches.record(cache)?.chunk.0;
-        if flash.min.is_some_and(|min| min.0 > left as u64 * chunk) {
+        let record = self.caches.record(cache)?;
+        if flash
+            .min
+            .is_some_and(|min| min.0 > left as u64 * record.chunk.0)
+        {
             return Ok(false);
         }
-        self.change_part_of(&found, &live, &flash, left)?;
-        Ok(true)
+        let part = record.parts.iter().find(|part| part.uuid == uuid);
+        let has = part.map_or(0, |part| part.chunks.len());
+        let count = u32::try_from(has.saturating_sub(left)).unwrap_or(0);
+        live.order(LayoutOrder::ShrinkCache { count })?;
+        let until = Instant::now() + GIVING;
+        while Instant::now() < until {
+            self.note_shrunk(&live)?;
+            // Somebody else may have recorded it.
+            let record = self.caches.record(cache)?;
+            let mut parts = record.parts.iter();
+            if parts.all(|part| part.uuid != uuid || part.chunks.len() <= left) {
+                return Ok(true);
+            }
+            std::thread::sleep(EVERY);
+        }
+        Ok(false)
     }
 
-    /// Takes the cache off an attached disk and puts it on again, with fewer chunks.
-    fn change_part_of(
-        &self,
-        found: &Found,
-        live: &Arc<Attached>,
-        flash: &FlashUse,
-        left: usize,
-    ) -> Outcome<()> {
-        let largest = flash.max;
-        let chunk = self.caches.record(&flash.cache)?.chunk.0;
-        self.take_off(found, live, Some(flash), &Progress::default())?;
-        let mut again = flash.clone();
-        again.has_dirty = false;
-        again.max = Some(Size(left as u64 * chunk));
-        self.put_on(found, live, again)?;
-        self.commit_flash(found, Some(live), |flash| {
-            if let Some(flash) = flash {
-                flash.max = largest;
+    /// Records that a disk's cache has given chunks back.
+    pub(in super::super) fn note_shrunk(&self, live: &Attached) -> Outcome<()> {
+        let count = self.notices.cache_signals(live.name()).take_shrunk();
+        let (Some(using), Some(descriptor)) = (live.cache(), live.descriptor()) else {
+            return Ok(());
+        };
+        match count {
+            0 => Ok(()),
+            count => self
+                .caches
+                .take_last(&using.cache, descriptor.uuid, count as usize),
+        }
+    }
+
+    /// Gives free chunks of a cache to the attached disks that have less than their fair part.
+    pub(in super::super) fn spread(&self, cache: &Name) {
+        for live in self.live.all() {
+            let uses = |using: CacheInUse| using.cache == *cache && !using.is_given_up;
+            if live.cache().is_some_and(uses)
+                && let Err(problem) = self.grow_part(cache, &live)
+            {
+                tracing::warn!(disk = %live.name(), %cache, %problem, "a disk gets no more of a cache now");
             }
-        })
+        }
+    }
+
+    fn grow_part(&self, cache: &Name, live: &Attached) -> Outcome<()> {
+        let Some(descriptor) = live.descriptor() else {
+            return Ok(());
+        };
+        let Some(flash) = &descriptor.flash else {
+            return Ok(());
+        };
+        let record = self.caches.record(cache)?;
+        let shares = descriptor.policy.shares.get();
+        let wanted = wanted(flash, &record, shares, live.size());
+        while let Some((first, count)) = self.caches.extend(cache, descriptor.uuid, wanted)? {
+            if let Err(problem) = live.order(LayoutOrder::GrowCache { first, count }) {
+                self.caches
+                    .take_last(cache, descriptor.uuid, count as usize)?;
+                // A part that was small at first has too short a journal.
+                return match problem.code {
+                    ProblemCode::Unsupported => Ok(()),
+                    _ => Err(problem),
+                };
+            }
+        }
+        Ok(())
     }
 }

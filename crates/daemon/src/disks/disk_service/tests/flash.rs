@@ -246,6 +246,7 @@ fn without_its_flash_a_clean_disk_is_attached_and_a_dirty_one_is_not() {
 fn a_cache_of_a_few_chunks_is_shared_by_several_disks() {
     let stage = stage();
     stage.cache("fast", &["f0"]);
+    let mut first = None;
     for disk in ["a", "b", "c", "d"] {
         let mut order = DiskCreate::new(name(disk), 64 << 20);
         order.datastore = Some(name("shared"));
@@ -254,7 +255,13 @@ fn a_cache_of_a_few_chunks_is_shared_by_several_disks() {
         stage
             .give(disk, Some("fast"), FlashMode::WriteThrough)
             .unwrap();
+        first = first.or(stage.flash("a").map(|flash| flash.attachment));
     }
+    assert_eq!(
+        stage.flash("a").unwrap().attachment,
+        first.unwrap(),
+        "it gives chunks back and goes on"
+    );
     let cache = stage.disk_service.cache(&name("fast")).unwrap();
     let sizes: Vec<u64> = cache
         .disks
@@ -266,7 +273,12 @@ fn a_cache_of_a_few_chunks_is_shared_by_several_disks() {
         "{sizes:?}"
     );
     assert!(cache.disks.iter().all(|disk| disk.at_work.unwrap().in_use));
-    for disk in ["a", "b", "c", "d"] {
+    for disk in ["b", "c", "d", "a"] {
+        if disk == "a" {
+            let cache = stage.disk_service.cache(&name("fast")).unwrap();
+            let size = cache.disks[0].at_work.unwrap().size_bytes;
+            assert!(size >= 48 << 20, "it gets what others have left: {size}");
+        }
         stage.detach(disk);
         stage.disk_service.delete(&name(disk)).unwrap();
     }
