@@ -36,6 +36,8 @@ impl CacheSignals {
             }
             LayoutNotice::CacheLost { dirty, .. } => state.lost = Some(*dirty),
             LayoutNotice::CacheShrunk { chunks } => state.shrunk += chunks,
+            // A device of it may have everything again.
+            LayoutNotice::Rebuilt { .. } => {}
             _ => return false,
         }
         drop(state);

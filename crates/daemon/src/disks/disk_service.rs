@@ -181,6 +181,7 @@ impl DiskService {
         let mut troubles: Vec<_> = locked(&self.troubles).values().cloned().collect();
         let live = self.live.all();
         troubles.extend(live.iter().filter_map(|live| leases::lost(live)));
+        troubles.extend(live.iter().filter_map(|live| live.cache_problem()));
         troubles.extend(self.claims.all_overdue());
         troubles
     }

@@ -213,6 +213,12 @@ impl DiskService {
             if let Err(problem) = self.note_shrunk(live) {
                 tracing::warn!(disk = %live.name(), %problem, "chunks of a cache that are free again are not used yet");
             }
+            match self.write_back_again(live) {
+                Ok(is_late) => again |= is_late,
+                Err(problem) => {
+                    tracing::warn!(disk = %live.name(), %problem, "writes go through the cache to the disk");
+                }
+            }
             let reacted = match signals.lost() {
                 Some(0) => self.go_on_without(live, &cache),
                 Some(pages) => {

@@ -26,8 +26,8 @@ use tidegate_core::layout::cache::{CacheMode, PAGE};
 use tidegate_engine::Flash;
 
 use super::{DiskService, must_be_home};
-use crate::caches::Record;
 use crate::caches::chunks::{self, Wanted};
+use crate::caches::{Devices, Record};
 use crate::disks::attached::{Attached, CacheInUse};
 use crate::disks::copy::Progress;
 use crate::host::OpenFlash;
@@ -36,6 +36,7 @@ use crate::store::Found;
 use crate::text::new_uuid;
 
 mod clean;
+mod devices;
 mod plan;
 mod refusals;
 mod room;
@@ -214,6 +215,20 @@ impl DiskService {
         progress: &Progress,
     ) -> Outcome<()> {
         let writes_back = after.mode == FlashMode::WriteBack;
+        let has_two = live
+            .cache_report()
+            .is_some_and(|report| report.devices == 0b11 && !report.resyncing);
+        if writes_back && !has_two && !after.single_device {
+            return Err(Problem::new(
+                ProblemCode::Datastore,
+                format!("a device of cache {} does not have everything", after.cache),
+            )
+            .because("if the other one failed, the writes that only it has would be lost")
+            .remedy(format!(
+                "see `tidegate cache show {}`, or add --single-device-ok",
+                after.cache
+            )));
+        }
         self.commit_flash(found, Some(live), |flash| {
             if let Some(flash) = flash {
                 flash.has_dirty |= writes_back;
@@ -262,7 +277,7 @@ impl DiskService {
         }));
         live.set_cache_problem(None);
         after.part = Some(Size(part));
-        let begun = self.begin_use(found, live, after.clone(), devices.count());
+        let begun = self.begin_use(found, live, after.clone(), &devices);
         begun.map_err(|problem| {
             self.undone(problem, || {
                 live.end_cache()?;
@@ -278,13 +293,14 @@ impl DiskService {
         found: &Found,
         live: &Attached,
         mut after: FlashUse,
-        devices: usize,
+        devices: &Devices,
     ) -> Outcome<()> {
+        self.resync(live, devices);
         let report = live.cache_report();
         let whole = report.map_or(0, |report| report.devices.count_ones() as usize);
         let writes_back = after.mode == FlashMode::WriteBack
             && report.is_some_and(|report| report.in_use)
-            && (after.single_device || devices > 1 && whole == devices);
+            && (after.single_device || devices.count() > 1 && whole == devices.count());
         after.has_dirty |= writes_back;
         let has_dirty = after.has_dirty;
         self.commit_flash(found, Some(live), |flash| *flash = Some(after.clone()))?;

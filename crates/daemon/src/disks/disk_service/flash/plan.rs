@@ -197,7 +197,7 @@ impl DiskService {
         }));
         let problem = using.devices.problems().into_iter().flatten().next();
         live.set_cache_problem(problem);
-        self.begin_use(found, live, using.after, using.devices.count())
+        self.begin_use(found, live, using.after, &using.devices)
     }
 }
 

@@ -284,3 +284,38 @@ fn a_cache_of_a_few_chunks_is_shared_by_several_disks() {
     }
     stage.disk_service.remove_cache(&name("fast")).unwrap();
 }
+
+#[test]
+fn a_device_that_is_back_is_written_again_and_then_writes_go_back_to_the_cache() {
+    let mut stage = stage();
+    let devices = stage.cache("fast", &["f0", "f1"]);
+    stage.disk("a");
+    stage.attach("a", Outside::Agreed).unwrap();
+    stage.give("a", Some("fast"), FlashMode::WriteBack).unwrap();
+    stage.detach("a");
+    let aside = stage.place.path().join("aside");
+    let again = |stage: &mut Stage| {
+        let service = Arc::get_mut(&mut stage.disk_service).unwrap();
+        service.caches = Caches::new(&service.root.state());
+        stage.attach("a", Outside::Agreed).unwrap().flash.unwrap()
+    };
+    fs::rename(&devices[1], &aside).unwrap();
+    let flash = again(&mut stage);
+    assert!(flash.problem.is_some());
+    assert_eq!(flash.at_work.unwrap().mode, FlashMode::WriteThrough);
+    assert_eq!(stage.disk_service.troubles().len(), 1);
+    stage.detach("a");
+    fs::rename(&aside, &devices[1]).unwrap();
+    again(&mut stage);
+    loop {
+        stage.disk_service.react_to_caches();
+        let flash = stage.disk_service.disk(&name("a")).unwrap().flash.unwrap();
+        let counts = flash.at_work.unwrap();
+        if counts.mode == FlashMode::WriteBack {
+            assert!(counts.devices == 2 && flash.has_dirty);
+            break;
+        }
+        std::thread::yield_now();
+    }
+    stage.detach("a");
+}

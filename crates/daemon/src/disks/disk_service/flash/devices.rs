@@ -1,0 +1,70 @@
+//! Devices of a disk's flash cache that were lost and are back.
+//!
+//! # Always true
+//! - a disk writes back on a mirrored cache only while both devices have everything, unless one failed meanwhile
+
+use tidegate_api::cache::FlashMode;
+use tidegate_core::layout::cache::CacheMode;
+use tidegate_core::layout::{LayoutOrder, Target};
+
+use super::DiskService;
+use crate::caches::Devices;
+use crate::disks::attached::Attached;
+use crate::os_error::Outcome;
+
+impl DiskService {
+    /// Has the devices of a disk's cache that lack writes get everything again, as work in the background.
+    pub(super) fn resync(&self, live: &Attached, devices: &Devices) {
+        let Some(report) = live.cache_report().filter(|report| report.in_use) else {
+            return;
+        };
+        let members = live.members().len();
+        for (nth, problem) in devices.problems().iter().enumerate() {
+            let Ok(target) = u8::try_from(members + nth) else {
+                continue;
+            };
+            if problem.is_some() || report.devices >> nth & 1 == 1 {
+                continue;
+            }
+            match live.order(LayoutOrder::Replace(Target(target))) {
+                Ok(()) => {
+                    tracing::info!(disk = %live.name(), device = nth, "a device of the cache is written again");
+                }
+                Err(problem) => {
+                    tracing::warn!(disk = %live.name(), device = nth, %problem, "a device of the cache is not used");
+                }
+            }
+        }
+    }
+
+    /// Lets an attached disk write back again, if its settings say so and all devices of its cache have everything. Returns
+    /// whether a command on the disk is in the way.
+    pub(in super::super) fn write_back_again(&self, live: &Attached) -> Outcome<bool> {
+        let Some(report) = live.cache_report().filter(|report| report.in_use) else {
+            return Ok(false);
+        };
+        let flash = live.descriptor().and_then(|descriptor| descriptor.flash);
+        let Some(flash) = flash.filter(|flash| flash.mode == FlashMode::WriteBack) else {
+            return Ok(false);
+        };
+        if report.mode == CacheMode::WriteBack || report.resyncing || report.devices != 0b11 {
+            return Ok(false);
+        }
+        // A detach goes through for a moment, and has the claim meanwhile.
+        let Ok(_claim) = self.claim(live.name(), "") else {
+            return Ok(true);
+        };
+        if self.live.get(live.name()).is_none() {
+            return Ok(false);
+        }
+        let found = self.find(live.name())?;
+        self.commit_flash(&found, Some(live), |now| {
+            if let Some(now) = now {
+                now.has_dirty = true;
+            }
+        })?;
+        live.order(LayoutOrder::CacheMode(CacheMode::WriteBack))?;
+        tracing::info!(disk = %live.name(), cache = %flash.cache, "writes go back to the cache only");
+        Ok(false)
+    }
+}
