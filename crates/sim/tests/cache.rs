@@ -9,7 +9,7 @@ use tidegate_sim::crash::choice::RecordedChoices;
 use tidegate_sim::crash::explore::{Act, Depth, explore, fail_each, requests};
 use tidegate_sim::crash::seeds;
 use tidegate_sim::crash::store::Defects;
-use tidegate_sim::crash::world::{Formatted, GuestRequest, Over, Setup, Shape, World};
+use tidegate_sim::crash::world::{Failing, Formatted, GuestRequest, Over, Setup, Shape, World};
 
 /// Sectors of the disk: five pages and a part of a block.
 const SECTORS: u64 = 5 * 128 + 3;
@@ -741,4 +741,101 @@ fn directed_a_write_that_the_disk_failed_is_not_read_from_flash() {
         world.attach_again();
         holds(world, "a write that failed");
     }
+}
+
+/// The disk gets a block only after the record of its version on flash is durable: a crash could leave the older one there.
+#[test]
+fn directed_a_page_that_leaves_is_not_cleaned_before_its_record_is_durable() {
+    let mut world = opened(1, CacheMode::WriteThrough);
+    // The block's page is in the chunk that is given back.
+    for sector in [2 * 128, 3 * 128, BLOCK] {
+        done(&mut world, &[request(Op::Read, sector, 8)]);
+    }
+    world.wait(1);
+    world.submit(request(Op::Write, BLOCK, 8));
+    end_all_but(&mut world, is_journal);
+    world.shrink_cache();
+    end_all_but(&mut world, is_journal);
+    crash(&mut world, 0);
+    let choices = &mut RecordedChoices::new(&[]);
+    world.verify(BLOCK..BLOCK + 8, choices);
+    // The disk alone.
+    crash(&mut world, 2);
+    holds(world, "a page that leaves");
+}
+
+/// Zeroes are with the disk while a flush ends that covers the block's older bytes: these do not become clean.
+#[test]
+fn directed_a_flush_does_not_make_clean_what_is_being_replaced() {
+    let mut world = opened(1, CacheMode::WriteBack);
+    done(&mut world, &[request(Op::Write, BLOCK, 8)]);
+    let flushes = |(target, op, _): (usize, Op, u64)| target == 0 && op == Op::Flush;
+    let zeroes = |(target, op, _): (usize, Op, u64)| target == 0 && op == Op::WriteZeroes;
+    world.order(LayoutOrder::CleanCache);
+    end_all_but(&mut world, flushes);
+    world.submit(request(Op::WriteZeroes, BLOCK, 8));
+    end_all_but(&mut world, |io| flushes(io) || zeroes(io));
+    assert!((0..world.in_flight()).any(|which| zeroes(world.io(which))));
+    end_all_but(&mut world, zeroes);
+    world.pass_time();
+    end_all_but(&mut world, zeroes);
+    // The zeroes come to the disk nevertheless.
+    world.crash_again(&mut RecordedChoices::new(&[]));
+    let choices = &mut RecordedChoices::new(&[]);
+    world.verify(BLOCK..BLOCK + 8, choices);
+    world.change_mode();
+    world.finish();
+    crash(&mut world, 2);
+    holds(world, "zeroes beside a flush");
+}
+
+/// The newest header may be the one that cannot be read: it may say that a device was left behind.
+#[test]
+fn directed_a_header_that_cannot_be_read_does_not_count_as_none() {
+    for after in 0..2 {
+        let mut world = opened(2, CacheMode::WriteBack);
+        world.order(LayoutOrder::Drop(Target(2)));
+        world.finish();
+        done(&mut world, &[request(Op::Write, BLOCK, 8)]);
+        crash(&mut world, 0);
+        world.fail_later(Failing {
+            after,
+            fault: Fault::Io,
+            lasts: false,
+        });
+        world.finish();
+        let failed = Refusal::Failed(Target(1), Fault::Io);
+        assert_eq!(world.opened(), Some(Err(failed)), "place {after}");
+        holds(world, "a header that cannot be read");
+    }
+}
+
+/// The cache loses its device while it cleans a page. What it writes to the disk is older than what follows.
+#[test]
+fn directed_a_lost_cache_is_given_up_after_its_cleaner_has_ended() {
+    let mut world = opened(1, CacheMode::WriteThrough);
+    done(&mut world, &[request(Op::Read, BLOCK, 8)]);
+    done(&mut world, &[request(Op::Write, BLOCK + 1, 1)]);
+    let to_disk = |(target, op, _): (usize, Op, u64)| target == 0 && op == Op::Write;
+    world.order(LayoutOrder::CleanCache);
+    end_all_but(&mut world, to_disk);
+    assert!((0..world.in_flight()).any(|which| to_disk(world.io(which))));
+    world.submit(request(Op::Read, BLOCK, 8));
+    while world.effects() > 0 {
+        world.perform();
+    }
+    let flash = (0..world.in_flight()).find(|which| world.io(*which).0 == 1);
+    world.complete(flash.expect("it is read from flash"), Err(Fault::Gone));
+    end_all_but(&mut world, to_disk);
+    world.submit(request(Op::Write, BLOCK, 8));
+    // The newest I/Os end first.
+    while world.effects() > 0 || world.in_flight() > 0 {
+        match world.in_flight() {
+            _ if world.effects() > 0 => world.perform(),
+            count => world.complete(count - 1, Ok(())),
+        }
+    }
+    done(&mut world, &[flush()]);
+    crash(&mut world, 2);
+    holds(world, "a cache that was given up");
 }
