@@ -913,6 +913,7 @@ impl Layout for Cache {
             free: self.map.free_count(),
             dirty: self.cleaner.dirty_pages() as u64,
             keeps_dirty: self.keeps_dirty,
+            losing: self.state == State::Losing,
             hits: self.hits,
             misses: self.misses,
             fills: self.fills,

@@ -45,6 +45,8 @@ pub struct CacheReport {
     pub dirty: u64,
     /// Whether an answered write may be on flash only. In write-through mode it is false once everything was cleaned.
     pub keeps_dirty: bool,
+    /// Whether its devices have failed, and the disk has everything. Writes wait until the cache is given up.
+    pub losing: bool,
     /// Pages of reads that were on flash, all of them.
     pub hits: u64,
     /// Pages of reads that were not.

@@ -26,6 +26,15 @@ struct State {
 }
 
 impl CacheSignals {
+    /// The disk gets another cache: forgets what the earlier one has reported, which does not report any more.
+    pub(crate) fn begin(&self) {
+        let mut state = self.state();
+        *state = State {
+            cleaned: state.cleaned,
+            ..State::default()
+        };
+    }
+
     /// Notes a report. Returns whether it is one of a cache.
     pub(crate) fn note(&self, notice: &LayoutNotice) -> bool {
         let mut state = self.state();
@@ -105,5 +114,8 @@ mod tests {
         signals.note(&LayoutNotice::CacheLost { fault, dirty: 3 });
         assert_eq!(signals.wait_cleaned(2, Duration::MAX), None);
         assert_eq!(signals.lost(), Some(3));
+        signals.begin();
+        assert_eq!(signals.lost(), None, "the next cache is not lost");
+        assert_eq!(signals.cleaned(), 2);
     }
 }

@@ -247,6 +247,11 @@ impl DiskService {
     fn go_on_without(&self, live: &Attached, cache: &CacheInUse) -> Outcome<()> {
         let what = format!("disk {} cannot go on without its cache", live.name());
         let _claim = self.claim(live.name(), what)?;
+        // Until the claim, a command may have given the disk another cache. That one may have what the disk does not.
+        let is_losing = live.cache_report().is_some_and(|report| report.losing);
+        if live.cache().as_ref() != Some(cache) || !is_losing {
+            return Ok(());
+        }
         let found = self.find(live.name())?;
         let attachment = new_attachment()?;
         self.commit_flash(&found, Some(live), |flash| {

@@ -265,6 +265,7 @@ impl DiskService {
             without: 0,
         };
         let cache = after.cache.clone();
+        self.notices.cache_signals(live.name()).begin();
         let begun = live.begin_cache(OpenFlash { cache, flash });
         if let Err(problem) = begun {
             return Err(self.undone(problem, || self.give_back(&after, uuid)));

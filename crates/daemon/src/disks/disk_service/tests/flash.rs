@@ -9,7 +9,7 @@ use tidegate_api::job::{Job, JobState};
 use super::*;
 
 impl Stage {
-    fn cache(&self, cache: &str, devices: &[&str]) -> Vec<PathBuf> {
+    pub(super) fn cache(&self, cache: &str, devices: &[&str]) -> Vec<PathBuf> {
         let paths: Vec<_> = devices
             .iter()
             .map(|name| self.place.path().join(name))
@@ -27,7 +27,7 @@ impl Stage {
     }
 
     /// Waits for a job, and returns why it failed.
-    fn job_result(&self, job: Outcome<Job>) -> Outcome<()> {
+    pub(super) fn job_result(&self, job: Outcome<Job>) -> Outcome<()> {
         let mut job = job?;
         while !job.state.is_over() {
             std::thread::yield_now();
@@ -44,7 +44,7 @@ impl Stage {
         self.job_result(self.disk_service.set_flash(&name(disk), set))
     }
 
-    fn give(&self, disk: &str, cache: Option<&str>, mode: FlashMode) -> Outcome<()> {
+    pub(super) fn give(&self, disk: &str, cache: Option<&str>, mode: FlashMode) -> Outcome<()> {
         self.set_flash(
             disk,
             &DiskFlashSet {
@@ -55,12 +55,12 @@ impl Stage {
         )
     }
 
-    fn flash(&self, disk: &str) -> Option<FlashUse> {
+    pub(super) fn flash(&self, disk: &str) -> Option<FlashUse> {
         let found = self.disk_service.store.find(&name(disk)).unwrap();
         found.descriptor.flash
     }
 
-    fn detach_keeping_dirty(&self, disk: &str) {
+    pub(super) fn detach_keeping_dirty(&self, disk: &str) {
         let _context = self.runtime.enter();
         let order = DiskDetach {
             clients: Clients::Keep,
@@ -92,7 +92,7 @@ impl Stage {
     }
 }
 
-fn said<T>(refused: Outcome<T>) -> String {
+pub(super) fn said<T>(refused: Outcome<T>) -> String {
     let problem = refused.err().unwrap();
     format!("{problem}; {}", problem.remedy.clone().unwrap_or_default())
 }
