@@ -21,8 +21,8 @@ use tidegate_api::job::Job;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_api::units::Size;
-use tidegate_core::layout::LayoutOrder;
 use tidegate_core::layout::cache::{CacheMode, PAGE};
+use tidegate_core::layout::{CacheReport, LayoutOrder};
 use tidegate_engine::Flash;
 
 use super::{DiskService, must_be_home};
@@ -42,9 +42,10 @@ mod refusals;
 mod room;
 
 pub(super) use clean::became_clean;
+use clean::is_through;
 pub(super) use plan::Using;
 pub(super) use refusals::{must_be_saved, must_have_no_cache};
-use refusals::{must_be_saved_first, must_fit, unusable};
+use refusals::{must_be_saved_first, must_fit, not_whole, unusable};
 
 /// How long a command that is no job waits until a cache is clean. The command line has it cleaned by a job before.
 const CLEANING: Duration = Duration::from_secs(25);
@@ -163,8 +164,8 @@ impl DiskService {
             (Some(using), Some(wanted)) => using.cache == wanted.cache && !using.is_given_up,
             _ => false,
         };
-        if stays && let Some(after) = after {
-            return self.change_mode(found, live, after, progress);
+        if stays && let (Some(after), Some(using)) = (&after, &using) {
+            return self.change_mode(found, live, using, after, progress);
         }
         if using.is_some() {
             self.take_off(found, live, after.as_ref(), progress)?;
@@ -211,31 +212,31 @@ impl DiskService {
         &self,
         found: &Found,
         live: &Arc<Attached>,
-        after: FlashUse,
+        using: &CacheInUse,
+        after: &FlashUse,
         progress: &Progress,
     ) -> Outcome<()> {
-        let writes_back = after.mode == FlashMode::WriteBack;
-        let has_two = live
-            .cache_report()
-            .is_some_and(|report| report.devices == 0b11 && !report.resyncing);
-        if writes_back && !has_two && !after.single_device {
-            return Err(Problem::new(
-                ProblemCode::Datastore,
-                format!("a device of cache {} does not have everything", after.cache),
-            )
-            .because("if the other one failed, the writes that only it has would be lost")
-            .remedy(format!(
-                "see `tidegate cache show {}`, or add --single-device-ok",
-                after.cache
-            )));
+        let report = live.cache_report();
+        let devices = self.caches.record(&after.cache)?.devices.len();
+        // If a device has failed since it writes back, it goes on.
+        let is_back = report.is_some_and(|report| report.mode == CacheMode::WriteBack);
+        let wants_back = after.mode == FlashMode::WriteBack;
+        let writes_back = wants_back && (is_back || may_write_back(after, report, devices));
+        let before = standing(found, Some(live)).map(|before| before.mode);
+        if wants_back && !writes_back && before != Some(FlashMode::WriteBack) {
+            return Err(not_whole(&after.cache));
         }
         self.commit_flash(found, Some(live), |flash| {
-            if let Some(flash) = flash {
-                flash.has_dirty |= writes_back;
-                flash.mode = after.mode;
-                (flash.min, flash.max) = (after.min, after.max);
-                flash.single_device = after.single_device;
-            }
+            let before = flash.take();
+            let had_dirty = before.as_ref().is_some_and(|before| before.has_dirty);
+            let part = before.and_then(|before| before.part);
+            *flash = Some(FlashUse {
+                // The descriptor may not name the use yet that flash is valid for.
+                attachment: using.attachment,
+                part: part.or(Some(Size(using.part))),
+                has_dirty: had_dirty || writes_back,
+                ..after.clone()
+            });
         })?;
         if writes_back {
             return live.order(LayoutOrder::CacheMode(CacheMode::WriteBack));
@@ -278,14 +279,33 @@ impl DiskService {
         }));
         live.set_cache_problem(None);
         after.part = Some(Size(part));
+        let before = standing(found, Some(live));
         let begun = self.begin_use(found, live, after.clone(), &devices);
-        begun.map_err(|problem| {
-            self.undone(problem, || {
-                live.end_cache()?;
-                live.set_cache(None);
-                self.give_back(&after, uuid)
-            })
-        })
+        // The cache may have failed since it began to open.
+        self.notices.note_cache();
+        begun.map_err(|problem| self.undone(problem, || self.undo_use(found, live, before, &after)))
+    }
+
+    /// Takes off a cache whose use did not begin. It stays if it may write back, or if the descriptor may name that use:
+    /// then the command can be repeated.
+    fn undo_use(
+        &self,
+        found: &Found,
+        live: &Attached,
+        before: Option<FlashUse>,
+        begun: &FlashUse,
+    ) -> Outcome<()> {
+        if !is_through(live) {
+            return Ok(());
+        }
+        let mut void = before;
+        if let Some(void) = &mut void {
+            (void.attachment, void.has_dirty) = (new_attachment()?, false);
+        }
+        self.commit_flash(found, Some(live), |flash| *flash = void)?;
+        live.end_cache()?;
+        live.set_cache(None);
+        self.give_back(begun, found.descriptor.uuid)
     }
 
     /// The disk's cache has opened: this use of the disk begins, in its mode.
@@ -298,10 +318,8 @@ impl DiskService {
     ) -> Outcome<()> {
         self.resync(live, devices);
         let report = live.cache_report();
-        let whole = report.map_or(0, |report| report.devices.count_ones() as usize);
-        let writes_back = after.mode == FlashMode::WriteBack
-            && report.is_some_and(|report| report.in_use)
-            && (after.single_device || devices.count() > 1 && whole == devices.count());
+        let writes_back =
+            after.mode == FlashMode::WriteBack && may_write_back(&after, report, devices.count());
         after.has_dirty |= writes_back;
         let has_dirty = after.has_dirty;
         self.commit_flash(found, Some(live), |flash| *flash = Some(after.clone()))?;
@@ -326,7 +344,7 @@ impl DiskService {
         after: Option<&FlashUse>,
         progress: &Progress,
     ) -> Outcome<()> {
-        let before = standing(found, Some(live));
+        let (before, using) = (standing(found, Some(live)), live.cache());
         let is_usable = live.cache_report().is_some_and(|report| report.in_use);
         if is_usable {
             self.go_through(live, progress, None)?;
@@ -365,9 +383,11 @@ impl DiskService {
                 }));
             }
         }
-        match before {
-            Some(before) => self.give_back(&before, found.descriptor.uuid),
-            None => Ok(()),
+        match (before, using) {
+            (Some(before), _) => self.give_back(&before, found.descriptor.uuid),
+            // Its use did not begin.
+            (None, Some(using)) => self.caches.release(&using.cache, found.descriptor.uuid),
+            (None, None) => Ok(()),
         }
     }
 
@@ -432,6 +452,14 @@ impl DiskService {
             Err(second) => problem.because(second),
         }
     }
+}
+
+/// Whether the cache of a disk can begin to write back: it works, and all its devices have everything.
+fn may_write_back(flash: &FlashUse, report: Option<CacheReport>, devices: usize) -> bool {
+    report.filter(|report| report.in_use).is_some_and(|report| {
+        let whole = report.devices.count_ones() as usize;
+        flash.single_device || devices > 1 && whole == devices && !report.resyncing
+    })
 }
 
 /// What holds for a disk's cache: as it stands, or as its descriptor says.

@@ -82,16 +82,19 @@ impl DiskService {
         if standing(found, Some(live)).is_none_or(|flash| !flash.has_dirty) {
             return Ok(());
         }
-        if live.cache_report().is_none_or(|report| !report.in_use) {
+        let report = live.cache_report().filter(|report| report.in_use);
+        let Some(CacheReport { mode, .. }) = report else {
             return Err(lost_dirty(live.name()));
-        }
+        };
         let until = Instant::now() + CLEANING;
         let saved = self.go_through(live, &Progress::default(), Some(until));
         match saved {
             Ok(()) => self.note_clean(live),
             Err(problem) => {
-                // The descriptor says still that it may have what the disk does not.
-                let _ = live.order(LayoutOrder::CacheMode(CacheMode::WriteBack));
+                // It goes on as before. The descriptor says still that it may have what the disk does not.
+                if mode == CacheMode::WriteBack {
+                    let _ = live.order(LayoutOrder::CacheMode(mode));
+                }
                 Err(problem)
             }
         }
@@ -112,7 +115,7 @@ impl DiskService {
 }
 
 /// Whether an attached disk has every answered write, because its cache goes through and was cleaned since.
-fn is_through(live: &Attached) -> bool {
+pub(super) fn is_through(live: &Attached) -> bool {
     let is_through = |report: CacheReport| {
         report.in_use && report.mode == CacheMode::WriteThrough && !report.keeps_dirty
     };

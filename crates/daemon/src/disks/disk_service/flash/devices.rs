@@ -5,7 +5,7 @@
 
 use tidegate_api::cache::FlashMode;
 use tidegate_core::layout::cache::CacheMode;
-use tidegate_core::layout::{LayoutOrder, Target};
+use tidegate_core::layout::{CacheReport, LayoutOrder, Target};
 
 use super::DiskService;
 use crate::caches::Devices;
@@ -40,31 +40,39 @@ impl DiskService {
     /// Lets an attached disk write back again, if its settings say so and all devices of its cache have everything. Returns
     /// whether a command on the disk is in the way.
     pub(in super::super) fn write_back_again(&self, live: &Attached) -> Outcome<bool> {
-        let Some(report) = live.cache_report().filter(|report| report.in_use) else {
-            return Ok(false);
-        };
-        let flash = live.descriptor().and_then(|descriptor| descriptor.flash);
-        let Some(flash) = flash.filter(|flash| flash.mode == FlashMode::WriteBack) else {
-            return Ok(false);
-        };
-        if report.mode == CacheMode::WriteBack || report.resyncing || report.devices != 0b11 {
+        if !can_write_back_again(live) {
             return Ok(false);
         }
         // A detach goes through for a moment, and has the claim meanwhile.
         let Ok(_claim) = self.claim(live.name(), "") else {
             return Ok(true);
         };
-        if self.live.get(live.name()).is_none() {
+        let using = live.cache();
+        let is_live = self.live.get(live.name()).is_some() && can_write_back_again(live);
+        let (Some(using), true) = (using, is_live) else {
             return Ok(false);
-        }
+        };
         let found = self.find(live.name())?;
         self.commit_flash(&found, Some(live), |now| {
             if let Some(now) = now {
-                now.has_dirty = true;
+                (now.has_dirty, now.attachment) = (true, using.attachment);
             }
         })?;
         live.order(LayoutOrder::CacheMode(CacheMode::WriteBack))?;
-        tracing::info!(disk = %live.name(), cache = %flash.cache, "writes go back to the cache only");
+        tracing::info!(disk = %live.name(), cache = %using.cache, "writes go back to the cache only");
         Ok(false)
     }
+}
+
+/// Whether an attached disk is to write back, and its cache goes through although all its devices have everything.
+fn can_write_back_again(live: &Attached) -> bool {
+    let flash = live.descriptor().and_then(|descriptor| descriptor.flash);
+    let is_wanted = flash.is_some_and(|flash| flash.mode == FlashMode::WriteBack);
+    let can = |report: CacheReport| {
+        report.in_use
+            && report.mode == CacheMode::WriteThrough
+            && !report.resyncing
+            && report.devices == 0b11
+    };
+    is_wanted && live.cache_report().is_some_and(can)
 }

@@ -148,6 +148,18 @@ pub(super) fn lost_dirty(disk: &Name) -> Problem {
     ))
 }
 
+/// The problem of a cache that cannot begin to write back.
+pub(super) fn not_whole(cache: &Name) -> Problem {
+    Problem::new(
+        ProblemCode::Datastore,
+        format!("a device of cache {cache} does not have everything"),
+    )
+    .because("if the other one failed, the writes that only it has would be lost")
+    .remedy(format!(
+        "see `tidegate cache show {cache}`, or add --single-device-ok"
+    ))
+}
+
 /// The problem of a cache none of whose devices can be used.
 pub(super) fn unusable(cache: &Name, devices: &Devices) -> Problem {
     let problem = Problem::new(

@@ -53,4 +53,71 @@ fn a_disk_goes_on_without_its_cache_only_if_the_cache_itself_says_that_it_is_los
     assert_eq!(stage.flash("a").unwrap(), before);
     let shown = stage.disk_service.disk(&name("a")).unwrap().flash.unwrap();
     assert!(shown.has_dirty && shown.at_work.unwrap().in_use);
+    stage.detach_keeping_dirty("a");
+}
+
+#[test]
+fn whoever_gives_a_disk_a_cache_has_its_reports_looked_at() {
+    let stage = stage();
+    stage.cached(FlashMode::WriteThrough);
+    let is_to_be_looked_at = || {
+        let reports = stage.disk_service.notices.cache_reports();
+        let looked = async { tokio::time::timeout(Duration::ZERO, reports).await };
+        stage.runtime.block_on(looked).is_ok()
+    };
+    stage.give("a", None, FlashMode::Off).unwrap();
+    assert!(is_to_be_looked_at() && !is_to_be_looked_at());
+    stage
+        .give("a", Some("fast"), FlashMode::WriteThrough)
+        .unwrap();
+    assert!(is_to_be_looked_at(), "it may have failed while it opened");
+    stage.detach("a");
+}
+
+#[test]
+fn a_disk_does_not_begin_to_write_back_while_a_device_of_its_cache_is_away() {
+    let mut stage = stage();
+    stage.cached(FlashMode::WriteThrough);
+    stage.detach("a");
+    let device = stage.place.path().join("f1");
+    let aside = stage.place.path().join("aside");
+    fs::rename(&device, &aside).unwrap();
+    let service = Arc::get_mut(&mut stage.disk_service).unwrap();
+    service.caches = Caches::new(&service.root.state());
+    stage.attach("a", Outside::Agreed).unwrap();
+    let refused = said(stage.give("a", Some("fast"), FlashMode::WriteBack));
+    assert!(refused.contains("does not have everything"), "{refused}");
+    let flash = stage.disk_service.disk(&name("a")).unwrap().flash.unwrap();
+    assert!(!flash.has_dirty && flash.mode == FlashMode::WriteThrough);
+    assert_eq!(flash.at_work.unwrap().mode, FlashMode::WriteThrough);
+    stage.detach("a");
+}
+
+#[test]
+fn a_part_stays_while_the_descriptor_may_name_its_use() {
+    let stage = stage();
+    stage.cache("fast", &["f0", "f1"]);
+    let descriptor = stage.disk("a").descriptor_file();
+    stage.attach("a", Outside::Agreed).unwrap();
+    stage.give("a", Some("fast"), FlashMode::Off).unwrap();
+    // No descriptor can be written.
+    let file = descriptor.file_name().unwrap().to_str().unwrap();
+    let in_the_way = descriptor.with_file_name(format!(".{file}.new"));
+    fs::create_dir_all(in_the_way.join("x")).unwrap();
+    stage
+        .give("a", Some("fast"), FlashMode::WriteBack)
+        .unwrap_err();
+    let record = stage.disk_service.caches.record(&name("fast")).unwrap();
+    assert_eq!(record.parts.len(), 1, "it may be read by what it names");
+    let live = stage.disk_service.live.get(&name("a")).unwrap();
+    assert!(live.cache().is_some());
+    // The next command has the descriptor name it before writes go back.
+    fs::remove_dir_all(&in_the_way).unwrap();
+    stage.give("a", Some("fast"), FlashMode::WriteBack).unwrap();
+    let flash = stage.flash("a").unwrap();
+    assert!(flash.has_dirty);
+    assert_eq!(flash.attachment, live.cache().unwrap().attachment);
+    stage.give("a", None, FlashMode::Off).unwrap();
+    stage.disk_service.remove_cache(&name("fast")).unwrap();
+    stage.detach("a");
 }
