@@ -5,6 +5,7 @@
 //!
 //! # Always true
 //! - a chunk has one disk at most, and the record says so before the disk uses it
+//! - the record says that a part may have what its disk does not, before the disk's descriptor says so, until it does not
 //! - a device is used only if its label names this cache and this place in it
 //!
 //! # Picture
@@ -238,6 +239,7 @@ impl Caches {
         let journal = wanted.journal(record.chunks(), record.chunk.0);
         let part = Part {
             disk: disk.clone(),
+            dirty: false,
             uuid,
             shares: wanted.shares,
             // A part that is too small for that has a shorter one, and cannot grow much.
@@ -288,6 +290,21 @@ impl Caches {
     /// Leaves a disk only so many chunks. The disk does not use the cache now, and what it had there is void.
     pub(crate) fn shrink(&self, name: &Name, uuid: Uuid, chunks: usize) -> Outcome<()> {
         self.change_part(name, uuid, |part| part.chunks.truncate(chunks))
+    }
+
+    /// Records whether a disk's part may have what the disk does not. Returns whether there is such a part.
+    pub(crate) fn set_dirty(&self, name: &Name, uuid: Uuid, dirty: bool) -> Outcome<bool> {
+        let _changing = locked(&self.changing);
+        let mut record = self.record(name)?;
+        let part = record.parts.iter_mut().find(|part| part.uuid == uuid);
+        let Some(part) = part else {
+            return Ok(false);
+        };
+        if part.dirty != dirty {
+            part.dirty = dirty;
+            record::write(&self.folder, name, &record)?;
+        }
+        Ok(true)
     }
 
     /// Takes a disk's part from it. The disk does not use the cache any more.

@@ -20,6 +20,9 @@ pub(crate) const FEWEST: usize = 2;
 pub(crate) struct Part {
     /// The disk, when it got the part.
     pub(crate) disk: Name,
+    /// Whether it may have what the disk does not. The record says so before the disk's descriptor does.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) dirty: bool,
     /// The disk's identity.
     pub(crate) uuid: Uuid,
     /// The disk's shares then.
@@ -193,6 +196,7 @@ mod tests {
     fn part(nth: u8, shares: u32, chunks: Vec<u32>) -> Part {
         Part {
             disk: format!("d{nth}").parse().unwrap(),
+            dirty: false,
             uuid: Uuid::from_random([nth; 16]),
             shares,
             journal: 0,

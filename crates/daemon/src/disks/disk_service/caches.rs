@@ -85,11 +85,8 @@ impl DiskService {
     pub(crate) fn remove_cache(&self, name: &Name) -> Outcome<()> {
         let record = self.caches.record(name)?;
         for part in &record.parts {
-            // A disk that does not exist any more has left its part.
-            let gone = self.search(&part.disk);
-            if gone.is_err_and(|problem| problem.code == ProblemCode::NotFound) {
-                self.caches.release(name, part.uuid)?;
-            }
+            self.release_if_left(name, &record, part)
+                .map_err(|e| e.within(format!("cannot remove cache {name}")))?;
         }
         self.caches.remove(name)?;
         tracing::info!(cache = %name, "removed");

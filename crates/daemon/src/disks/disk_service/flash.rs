@@ -37,6 +37,7 @@ use crate::text::new_uuid;
 
 mod clean;
 mod devices;
+mod left;
 mod plan;
 mod refusals;
 mod room;
@@ -405,10 +406,13 @@ impl DiskService {
             now.descriptor.flash = descriptor.flash;
         }
         change(&mut now.descriptor.flash);
-        if now.descriptor.flash != before {
+        let (uuid, after) = (now.descriptor.uuid, now.descriptor.flash.clone());
+        self.note_stake(uuid, before.as_ref(), after.as_ref())?;
+        if after != before {
             self.store.write_descriptor(&now)?;
             self.write_copies(&now);
         }
+        self.note_no_stake(uuid, before.as_ref(), after.as_ref());
         if let Some(live) = live
             && let Some(standing) = live.descriptor()
         {

@@ -14,7 +14,7 @@ use tidegate_core::layout::cache::area::Area;
 
 use super::{DiskService, new_attachment, wanted};
 use crate::caches::Record;
-use crate::caches::chunks::{self, Wanted};
+use crate::caches::chunks::{self, Part, Wanted};
 use crate::disks::attached::{Attached, CacheInUse};
 use crate::os_error::Outcome;
 use crate::store::Found;
@@ -65,41 +65,33 @@ impl DiskService {
         let Some((who, left)) = chunks::who_gives(record.chunks(), &record.parts, wanted) else {
             return Ok(false);
         };
-        let part = record.parts.iter().find(|part| part.uuid == who);
-        let Some(name) = part.map(|part| part.disk.clone()) else {
+        let Some(part) = record.parts.iter().find(|part| part.uuid == who) else {
             return Ok(false);
         };
-        match self.gives(cache, &name, who, left) {
+        match self.gives(cache, record, part, left) {
             Ok(gave) => Ok(gave),
             Err(problem) => {
-                tracing::warn!(disk = %name, %cache, %problem, "a disk keeps its part of a cache");
+                tracing::warn!(disk = %part.disk, %cache, %problem, "a disk keeps its part of a cache");
                 Ok(false)
             }
         }
     }
 
-    fn gives(&self, cache: &Name, name: &Name, uuid: Uuid, left: usize) -> Outcome<bool> {
+    fn gives(&self, cache: &Name, record: &Record, part: &Part, left: usize) -> Outcome<bool> {
+        let (name, uuid) = (&part.disk, part.uuid);
         let _claim = self.claim(
             name,
             format!("cannot take a part of cache {cache} from disk {name}"),
         )?;
-        let found = match self.find(name) {
-            Ok(found) => found,
-            // A disk that does not exist any more has left its part.
-            Err(problem) if problem.code == ProblemCode::NotFound => {
-                self.caches.release(cache, uuid)?;
-                return Ok(true);
-            }
-            Err(problem) => return Err(problem),
+        let found = self.find(name).ok();
+        let Some(found) = found.filter(|found| found.descriptor.uuid == uuid) else {
+            return self.release_if_left(cache, record, part);
         };
-        if found.descriptor.uuid != uuid {
-            self.caches.release(cache, uuid)?;
-            return Ok(true);
-        }
         let live = self.live.get(name).filter(|live| live.cache().is_some());
         let Some(live) = live else {
             let flash = found.descriptor.flash.clone();
-            if flash.as_ref().is_some_and(|flash| flash.has_dirty) {
+            // Of a copy of the descriptor nothing is sure.
+            if part.dirty || found.is_copy || flash.is_some_and(|flash| flash.has_dirty) {
                 return Ok(false);
             }
             let attachment = new_attachment()?;

@@ -121,3 +121,88 @@ fn a_part_stays_while_the_descriptor_may_name_its_use() {
     stage.disk_service.remove_cache(&name("fast")).unwrap();
     stage.detach("a");
 }
+
+impl Stage {
+    /// A disk `b` that needs room which disk `a` has, all of it. Returns whether it gets its part.
+    fn another_needs_room(&self, datastore: &str) -> bool {
+        let mut order = DiskCreate::new(name("b"), 64 << 20);
+        order.datastore = Some(name(datastore));
+        self.disk_service.create(&order).unwrap();
+        self.attach("b", Outside::Agreed).unwrap();
+        self.give("b", Some("fast"), FlashMode::WriteThrough)
+            .is_ok()
+    }
+
+    /// Disk `a` on datastore `other`, detached, with all of cache `fast` and data there that it does not have.
+    fn with_dirty_data_elsewhere(&self) -> PathBuf {
+        let path = self.datastore("other");
+        self.cache("fast", &["f0", "f1"]);
+        let mut order = DiskCreate::new(name("a"), 64 << 20);
+        order.datastore = Some(name("other"));
+        self.disk_service.create(&order).unwrap();
+        self.attach("a", Outside::Agreed).unwrap();
+        self.give("a", Some("fast"), FlashMode::WriteBack).unwrap();
+        self.detach_keeping_dirty("a");
+        path
+    }
+
+    fn parts(&self) -> Vec<String> {
+        let record = self.disk_service.caches.record(&name("fast")).unwrap();
+        let parts = record.parts.iter().map(|part| part.disk.to_string());
+        parts.collect()
+    }
+}
+
+#[test]
+fn a_disk_whose_datastore_is_away_keeps_its_part_and_what_only_that_has() {
+    let stage = stage();
+    let path = stage.with_dirty_data_elsewhere();
+    let aside = path.with_extension("aside");
+    fs::rename(&path, &aside).unwrap();
+    stage.disk_service.remove_cache(&name("fast")).unwrap_err();
+    assert_eq!(stage.parts(), ["a"]);
+    assert!(!stage.another_needs_room("shared"));
+    assert_eq!(stage.parts(), ["a"]);
+    fs::rename(&aside, &path).unwrap();
+    let flash = stage.attach("a", Outside::Agreed).unwrap().flash.unwrap();
+    assert!(flash.has_dirty && flash.at_work.unwrap().in_use);
+    stage.detach("a");
+    stage.detach("b");
+}
+
+#[test]
+fn a_disk_with_another_name_or_none_keeps_what_only_the_cache_has() {
+    let stage = stage();
+    let path = stage.with_dirty_data_elsewhere();
+    let found = stage.disk_service.store.find(&name("a")).unwrap();
+    let folder = found.folder.clone();
+    fs::rename(&folder, folder.with_file_name("z")).unwrap();
+    stage.disk_service.remove_cache(&name("fast")).unwrap_err();
+    assert!(!stage.another_needs_room("shared"));
+    assert_eq!(stage.parts(), ["a"]);
+    stage.detach("b");
+    // Not known any more: the host's record says that there is something at stake.
+    stage.disk_service.remove_datastore(&name("other")).unwrap();
+    let refused = said(stage.disk_service.remove_cache(&name("fast")));
+    assert!(refused.contains("--discard-cache"), "{refused}");
+    assert_eq!(stage.parts(), ["a"]);
+    let settings = DatastoreSettings::Dir {
+        path,
+        io: Default::default(),
+    };
+    let service = &stage.disk_service;
+    service.add_datastore(&name("other"), settings).unwrap();
+    let flash = stage.attach("z", Outside::Agreed).unwrap().flash.unwrap();
+    assert!(flash.has_dirty && flash.at_work.unwrap().in_use);
+    stage.detach("z");
+}
+
+#[test]
+fn the_part_of_a_disk_that_was_removed_with_nothing_at_stake_is_free() {
+    let stage = stage();
+    stage.cached(FlashMode::WriteBack);
+    stage.detach("a");
+    let found = stage.disk_service.store.find(&name("a")).unwrap();
+    fs::remove_dir_all(&found.folder).unwrap();
+    stage.disk_service.remove_cache(&name("fast")).unwrap();
+}
