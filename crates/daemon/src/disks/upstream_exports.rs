@@ -97,6 +97,19 @@ impl UpstreamExports {
     }
 }
 
+impl UpstreamExports {
+    /// Whether this disk uses an export, or has sent it requests that have not ended.
+    pub(crate) fn is_used_by(&self, disk: &Name, image: &ImagePlan) -> bool {
+        let ImagePlan::Nbd { uri, .. } = image else {
+            return false;
+        };
+        let uri = uri.parse().map(plain).ok();
+        let table = locked(&self.table);
+        let mut exports = table.exports.values();
+        exports.any(|export| export.disk == *disk && Some(&export.uri) == uri.as_ref())
+    }
+}
+
 /// The canonical form of a URI: the same for all URIs of an export.
 fn plain(mut uri: Uri) -> Uri {
     uri.tls = false;

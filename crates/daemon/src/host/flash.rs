@@ -49,7 +49,7 @@ pub(super) fn refused(plan: &DiskPlan, cache: Option<&Name>, refusal: Refusal) -
     let nth = usize::from(target).checked_sub(plan.members.len())?;
     let (cache, disk) = (cache?, &plan.name);
     let give_up = match refusal {
-        Refusal::Missing(_) => format!(
+        Refusal::Missing(_) | Refusal::Failed(..) => format!(
             ", or go on without it if the other device has all writes: tidegate disk attach {disk} --without-flash {nth}"
         ),
         _ => String::new(),

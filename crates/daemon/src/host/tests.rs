@@ -118,3 +118,19 @@ fn of_an_upstream_that_cannot_be_opened_the_hint_names_what_to_correct() {
     let missing = tidegate_engine::Error::new(Kind::Io, text);
     assert!(remedy(&missing).contains("--export: `nbdinfo --list 'nbd://host/'`"));
 }
+
+#[test]
+fn a_device_of_a_cache_that_cannot_be_read_leads_to_the_other_one_first() {
+    let plan = plan(ImagePlan::Memory { size: SIZE });
+    let cache = "fast".parse().unwrap();
+    let target = tidegate_core::layout::Target(2);
+    for refusal in [
+        tidegate_core::layout::Refusal::Failed(target, tidegate_core::request::Fault::Io),
+        tidegate_core::layout::Refusal::Missing(target),
+    ] {
+        let problem = flash::refused(&plan, Some(&cache), refusal).unwrap();
+        let remedy = problem.remedy.unwrap();
+        let without = remedy.find("tidegate disk attach a --without-flash 1");
+        assert!(without.unwrap() < remedy.find("--discard-cache").unwrap());
+    }
+}

@@ -122,11 +122,15 @@ impl DiskService {
         for part in self.parts(disk)? {
             let opened = part
                 .found
+                .clone()
                 .and_then(|member| self.open_member(&member, part.nth, opening, &mut open))
                 .map_err(|e| not_there(&disk.name, part.nth, &part.place, e));
             match opened {
                 Ok(()) => {}
-                Err(problem) if spec.is_redundant() && is_away(&problem) => {
+                Err(problem)
+                    if spec.is_redundant()
+                        && (is_away(&problem) || self.has_requests_there(disk, &part)) =>
+                {
                     if !part.place.removed {
                         tracing::warn!(disk = %disk.name, %problem, "a member is away");
                     }
@@ -140,6 +144,12 @@ impl DiskService {
             Some(problem) if open.found.is_empty() => Err(problem),
             _ => Ok(open),
         }
+    }
+
+    /// Whether requests of an earlier use of the disk have not ended on this member's export.
+    fn has_requests_there(&self, disk: &Found, part: &Part) -> bool {
+        let member = part.found.as_ref();
+        member.is_ok_and(|member| self.exports.is_used_by(&disk.name, &plan::image(member)))
     }
 
     pub(super) fn open_member(

@@ -6,7 +6,6 @@
 use std::time::{Duration, Instant};
 
 use tidegate_api::cache::FlashUse;
-use tidegate_api::descriptor::Uuid;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::layout::LayoutOrder;

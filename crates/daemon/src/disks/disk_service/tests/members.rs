@@ -259,3 +259,40 @@ fn only_a_mirror_is_attached_without_a_member_and_not_without_all() {
         assert!(!refused.remedy.unwrap().contains("--without 0"));
     }
 }
+
+#[test]
+fn a_member_whose_export_has_requests_in_flight_is_away() {
+    let stage = stage();
+    mirrored(&stage);
+    stage.detach("a");
+    let uri = "nbd://localhost:1".to_owned();
+    let service = &stage.disk_service;
+    service
+        .add_datastore(&name("remote"), DatastoreSettings::Nbd { uri })
+        .unwrap();
+    stage.elsewhere("a", |found| {
+        let place = &mut found.descriptor.members[1];
+        (place.datastore, place.device) = (name("remote"), None);
+    });
+    let found = service.store.find(&name("a")).unwrap();
+    let member = service.store.member(&found, 1, SIZE).unwrap();
+    let image = plan::image(&member);
+    let other = service.exports.enter(&name("b"), &image, false).unwrap();
+    let refused = stage.attach("a", Outside::Agreed).unwrap_err();
+    assert_eq!(refused.code, ProblemCode::Busy, "another disk has it");
+    drop(other);
+    let before = service.exports.enter(&name("a"), &image, false).unwrap();
+    let refused = stage.attach("a", Outside::Agreed).unwrap_err();
+    let remedy = refused.remedy.unwrap();
+    assert!(remedy.contains("disk attach a --without 1"), "{remedy}");
+    let order = DiskAttach {
+        without: vec![1],
+        ..Default::default()
+    };
+    let context = stage.runtime.enter();
+    service.attach(&name("a"), order).unwrap();
+    drop(context);
+    assert_eq!(stage.states(), [MemberState::InSync, MemberState::Away]);
+    stage.detach("a");
+    drop(before);
+}
