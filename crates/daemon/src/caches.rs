@@ -6,6 +6,7 @@
 //! # Always true
 //! - a chunk has one disk at most, and the record says so before the disk uses it
 //! - the record says that a part may have what its disk does not, before the disk's descriptor says so, until it does not
+//! - a chunk is used only after a device has the generation of a record that gives it; an older record is not used
 //! - a device is used only if its label names this cache and this place in it
 //!
 //! # Picture
@@ -160,6 +161,9 @@ impl Caches {
         }
         let record = Record::new(uuid, size, chunk, order);
         record::write(&self.folder, name, &record)?;
+        for file in &files {
+            devices::write_seen(file, &record)?;
+        }
         made.keep();
         let open = files.into_iter().map(|file| Ok(Arc::new(file))).collect();
         locked(&self.open).insert(name.clone(), Arc::new(Devices(open)));
@@ -206,7 +210,7 @@ impl Caches {
                 .and_then(|devices| devices.0.get(usize::from(nth))?.as_ref().ok());
             match kept {
                 Some(file) => Ok(Arc::clone(file)),
-                None => devices::open(name, path, &record.label(nth)).map(Arc::new),
+                None => devices::open(name, path, nth, record).map(Arc::new),
             }
         });
         let devices = Arc::new(Devices(files.collect()));
@@ -231,6 +235,7 @@ impl Caches {
             if is_renamed {
                 record::write(&self.folder, name, &record)?;
             }
+            self.show(name, &record)?;
             return Ok(area);
         }
         let Some(chunks) = chunks::choose(record.chunks(), &record.parts, wanted) else {
@@ -250,7 +255,7 @@ impl Caches {
         };
         let area = part.area(record.chunk.0);
         record.parts.push(part);
-        record::write(&self.folder, name, &record)?;
+        self.put(name, record)?;
         Ok(area)
     }
 
@@ -275,7 +280,7 @@ impl Caches {
             return Ok(None);
         };
         record.parts[part].chunks.extend(first..first + count);
-        record::write(&self.folder, name, &record)?;
+        self.put(name, record)?;
         Ok(Some((first, count)))
     }
 
@@ -284,6 +289,35 @@ impl Caches {
         self.change_part(name, uuid, |part| {
             part.chunks
                 .truncate(part.chunks.len().saturating_sub(count));
+        })
+    }
+
+    /// Stores a record that gives more than the one before, as the next generation.
+    fn put(&self, name: &Name, mut record: Record) -> Outcome<()> {
+        // An older record must not give anything: nobody knows whose it is.
+        self.show(name, &record)?;
+        record.generation += 1;
+        record::write(&self.folder, name, &record)?;
+        self.show(name, &record)
+    }
+
+    /// Shows the devices of a cache its record, before a disk uses what that gives. Fails if one has seen a newer record, or if
+    /// none can be written.
+    fn show(&self, name: &Name, record: &Record) -> Outcome<()> {
+        let devices = self.devices(name, record);
+        let mut shown = Err(devices.problems().into_iter().flatten().next());
+        for file in devices.0.iter().flatten() {
+            devices::must_be_newest(name, file, record)?;
+            match devices::write_seen(file, record) {
+                Ok(()) => shown = Ok(()),
+                Err(problem) => shown = shown.map_err(|_| Some(problem)),
+            }
+        }
+        shown.map_err(|problem| {
+            problem.unwrap_or_else(|| {
+                os_error::invalid(format!("cache {name} has no device"))
+                    .remedy(format!("see `tidegate cache show {name}`"))
+            })
         })
     }
 
@@ -300,9 +334,11 @@ impl Caches {
         let Some(part) = part else {
             return Ok(false);
         };
-        if part.dirty != dirty {
-            part.dirty = dirty;
-            record::write(&self.folder, name, &record)?;
+        let was_dirty = std::mem::replace(&mut part.dirty, dirty);
+        match (was_dirty, dirty) {
+            (false, true) => self.put(name, record)?,
+            (true, false) => record::write(&self.folder, name, &record)?,
+            _ => {}
         }
         Ok(true)
     }

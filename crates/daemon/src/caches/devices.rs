@@ -11,9 +11,10 @@ use std::time::Duration;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::block::{BLOCK, Unreadable};
-use tidegate_core::layout::cache::label::DeviceLabel;
+use tidegate_core::layout::cache::label::{DeviceLabel, SeenRecord};
 use tidegate_engine::datastore::dir::SharedFile;
 
+use super::Record;
 use crate::os_error::{self, Outcome};
 
 /// How long to wait for a predecessor whose last operations have not ended.
@@ -88,14 +89,18 @@ pub(super) fn prepare(paths: &[PathBuf], size: Option<u64>) -> Outcome<Prepared>
 }
 
 /// Opens a device of a cache, if it has this label.
-pub(super) fn open(cache: &Name, path: &Path, label: &DeviceLabel) -> Outcome<SharedFile> {
+pub(super) fn open(cache: &Name, path: &Path, nth: u8, record: &Record) -> Outcome<SharedFile> {
+    let label = &record.label(nth);
     let what = || format!("cannot use {} for cache {cache}", path.display());
     let file = lock(path).map_err(|e| e.within(what()))?;
     let mut block = [0; BLOCK];
     file.read_at(&mut block, 0)
         .map_err(|e| os_error::io(what(), &e))?;
     let why = match DeviceLabel::decode(&block) {
-        Ok(found) if found == *label && file.size() >= label.size => return Ok(file),
+        Ok(found) if found == *label && file.size() >= label.size => {
+            must_be_newest(cache, &file, record)?;
+            return Ok(file);
+        }
         Ok(found) if found == *label => format!(
             "it has {} bytes, and had {} when the cache was created",
             file.size(),
@@ -146,15 +151,65 @@ pub(super) fn must_be_empty(file: &SharedFile) -> Outcome<()> {
 
 /// Makes a device one of a cache.
 pub(super) fn write_label(file: &SharedFile, label: &DeviceLabel) -> Outcome<()> {
-    put(file, &label.encode())
+    put(file, &label.encode(), 0)
 }
 
 /// Makes it none.
 pub(super) fn clear_label(file: &SharedFile) -> Outcome<()> {
-    put(file, &[0; BLOCK])
+    put(file, &[0; 3 * BLOCK], 0)
 }
 
-fn put(file: &SharedFile, block: &[u8; BLOCK]) -> Outcome<()> {
-    let written: io::Result<()> = file.write_at(block, 0);
+/// The generation of the newest record of a cache that a device has seen, 0 if it has seen none, and where the next one goes.
+fn seen(file: &SharedFile, record: &Record) -> Outcome<(u64, u64)> {
+    let mut bytes = [0; 2 * BLOCK];
+    file.read_at(&mut bytes, BLOCK as u64)
+        .map_err(|e| os_error::io(format!("cannot read {}", file.path().display()), &e))?;
+    let [first, second] = [0, BLOCK].map(|at| {
+        let block = SeenRecord::decode(&bytes[at..at + BLOCK]).ok();
+        let own = block.filter(|seen| seen.cache == record.uuid.0);
+        own.map_or(0, |seen| seen.generation)
+    });
+    // A crash while one is written leaves the other one.
+    let place = if first > second { 2 } else { 1 };
+    Ok((first.max(second), place * BLOCK as u64))
+}
+
+/// Fails if a device has seen a newer record of its cache.
+pub(super) fn must_be_newest(cache: &Name, file: &SharedFile, record: &Record) -> Outcome<()> {
+    let (seen, _) = seen(file, record)?;
+    if seen <= record.generation {
+        return Ok(());
+    }
+    Err(Problem::new(
+        ProblemCode::Corrupt,
+        format!("the record of cache {cache} is too old"),
+    )
+    .because(format!(
+        "{} has seen change {seen} of it, and this is change {}: other disks may have the same places on flash",
+        file.path().display(),
+        record.generation
+    ))
+    .remedy(format!(
+        "restore the newest caches/{cache}.toml in the state directory of this host; if it is lost, take the cache off its disks \
+         (tidegate disk set DISK --cache none, or tidegate disk attach DISK --discard-cache), remove that file, and create \
+         the cache again with --force"
+    )))
+}
+
+/// Lets a device see the record of its cache.
+pub(super) fn write_seen(file: &SharedFile, record: &Record) -> Outcome<()> {
+    let now = SeenRecord {
+        cache: record.uuid.0,
+        generation: record.generation,
+    };
+    let (seen, place) = seen(file, record)?;
+    match seen < now.generation {
+        true => put(file, &now.encode(), place),
+        false => Ok(()),
+    }
+}
+
+fn put(file: &SharedFile, bytes: &[u8], at: u64) -> Outcome<()> {
+    let written: io::Result<()> = file.write_at(bytes, at);
     written.map_err(|e| os_error::io(format!("cannot write to {}", file.path().display()), &e))
 }

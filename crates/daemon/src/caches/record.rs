@@ -27,6 +27,9 @@ const MOST: usize = 8 << 20;
 #[serde(deny_unknown_fields)]
 pub(crate) struct Record {
     version: u32,
+    /// Grows with each change that gives a disk something. The devices have the newest one.
+    #[serde(default)]
+    pub(super) generation: u64,
     pub(crate) uuid: Uuid,
     /// Bytes of each device that the cache uses.
     pub(crate) size: Size,
@@ -45,6 +48,7 @@ impl Record {
     pub(super) fn new(uuid: Uuid, size: u64, chunk: u64, order: &CacheCreate) -> Record {
         Record {
             version: VERSION,
+            generation: 1,
             uuid,
             size: Size(size),
             chunk: Size(chunk),

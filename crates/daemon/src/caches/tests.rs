@@ -167,3 +167,42 @@ fn a_record_that_gives_a_chunk_twice_is_not_used() {
         assert!(refused.contains("a chunk"), "{refused}");
     }
 }
+
+#[test]
+fn an_older_record_gives_no_chunks_and_its_devices_are_not_used() {
+    let place = Place::new();
+    let order = place.order("fast", &["a", "b"]);
+    place.create(&order).unwrap();
+    let path = place.folder.path().join("caches/fast.toml");
+    let wanted = Wanted {
+        shares: 1000,
+        useful: usize::MAX,
+        min: None,
+        max: Some(10),
+    };
+    let name = &order.name;
+    let grant = |nth: u8| {
+        let disk = format!("d{nth}").parse().unwrap();
+        let uuid = Uuid::from_random([nth; 16]);
+        place.caches.grant(name, &disk, uuid, wanted)
+    };
+    grant(1).unwrap();
+    let older = std::fs::read(&path).unwrap();
+    grant(2).unwrap();
+    let newest = std::fs::read(&path).unwrap();
+    std::fs::write(&path, older).unwrap();
+    let refused = said(grant(3));
+    assert!(
+        refused.contains("too old") && refused.contains("restore"),
+        "{refused}"
+    );
+    assert!(said(grant(1)).contains("too old"));
+    let Place { folder, caches } = place;
+    drop(caches);
+    let again = Caches::new(folder.path());
+    let devices = again.devices(name, &again.record(name).unwrap());
+    assert!(devices.are_all_away());
+    std::fs::write(&path, newest).unwrap();
+    let devices = again.devices(name, &again.record(name).unwrap());
+    assert_eq!(devices.problems(), [None, None]);
+}

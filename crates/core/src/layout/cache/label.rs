@@ -1,16 +1,18 @@
 //! The label at the beginning of a flash device: which cache it belongs to.
 //!
-//! The daemon writes it when a cache is created, and reads it before a disk uses the device. The first chunk of a device has
-//! nothing else.
+//! The daemon writes it when a cache is created, and reads it before a disk uses the device. After it, two blocks in turn
+//! say which generation of the host's record the device has seen. The first chunk of a device has nothing else.
 //!
 //! # Picture
 //! ```text
-//!   10  cache 16, device 1, devices 1, 0 4, chunk 8, size 8
+//!   label       10  cache 16, device 1, devices 1, 0 4, chunk 8, size 8
+//!   generation  10  cache 16, generation 8
 //! ```
 
 use crate::block::{BLOCK, Reader, Unreadable, Writer};
 
 const MAGIC: [u8; 8] = *b"TGFLASH1";
+const GENERATION_MAGIC: [u8; 8] = *b"TGFLASHG";
 const VERSION: u16 = 1;
 
 /// See the module.
@@ -59,6 +61,37 @@ impl DeviceLabel {
     }
 }
 
+/// Which generation of the host's record of a cache a device has seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SeenRecord {
+    /// The cache's identity.
+    pub cache: [u8; 16],
+    /// The generation.
+    pub generation: u64,
+}
+
+impl SeenRecord {
+    /// The block.
+    pub fn encode(&self) -> [u8; BLOCK] {
+        let mut out = Writer::new(GENERATION_MAGIC, VERSION);
+        out.put(&self.cache);
+        out.put(&self.generation.to_le_bytes());
+        out.finish()
+    }
+
+    /// Reads such a block.
+    ///
+    /// # Errors
+    /// It is empty, something else, of another version, or damaged.
+    pub fn decode(bytes: &[u8]) -> Result<SeenRecord, Unreadable> {
+        let mut from = Reader::open(bytes, GENERATION_MAGIC, VERSION)?;
+        Ok(SeenRecord {
+            cache: from.take(),
+            generation: u64::from_le_bytes(from.take()),
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -74,6 +107,12 @@ mod tests {
     #[test]
     fn a_label_is_read_as_it_was_written() {
         assert_eq!(DeviceLabel::decode(&LABEL.encode()), Ok(LABEL));
+        let seen = SeenRecord {
+            cache: [7; 16],
+            generation: 9,
+        };
+        assert_eq!(SeenRecord::decode(&seen.encode()), Ok(seen));
+        assert!(SeenRecord::decode(&LABEL.encode()).is_err());
     }
 
     #[test]
