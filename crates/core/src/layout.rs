@@ -19,10 +19,11 @@
 
 use crate::block::BLOCK;
 use crate::request::{Data, DiskId, Fault, Flags, IoId, Op, Outcome};
-use crate::units::Time;
+use crate::units::{Span, Time};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use cache::CacheSetup;
 
 pub use crate::request::Target;
 pub use arena::{Arena, SLOT};
@@ -120,6 +121,22 @@ pub struct SubIo {
     pub data: Data,
     /// Whether nobody waits for it: copies of a rebuild or a scrub.
     pub background: bool,
+}
+
+/// A change of a held disk's flash cache.
+#[derive(Clone, Debug)]
+pub enum CacheChange {
+    /// It gets this cache.
+    Add {
+        /// The cache.
+        cache: Box<CacheSetup>,
+        /// For a disk of one image: [`Members::timeout`] of the devices.
+        timeout: Span,
+    },
+    /// It has none any more. Nothing of the cache is under way.
+    Remove,
+    /// Nothing changes.
+    Keep,
 }
 
 /// A block of a layout's own that was read (`Some`) or written (`None`).

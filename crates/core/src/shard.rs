@@ -270,6 +270,7 @@ impl Shard {
             Event::Hold { disk } => self.hold(now, disk, out),
             Event::Unhold { disk } => self.unhold(now, disk, out),
             Event::Relay { disk, tree } => self.relay(now, disk, tree.map(|tree| *tree), out),
+            Event::ChangeCache { disk, change } => self.change_cache(now, disk, change, out),
             Event::Attach {
                 disk,
                 size,

@@ -89,6 +89,10 @@ struct Inside {
     opened: Option<Result<(), Refusal>>,
     /// Whether the layout was closed.
     closed: bool,
+    /// Whether the layouts begin nothing in the background.
+    paused: bool,
+    /// Whether a cache was added that has not opened.
+    new_cache: bool,
 }
 
 struct Layer {
@@ -125,6 +129,8 @@ impl Stack {
                 timed: false,
                 opened: None,
                 closed: false,
+                paused: false,
+                new_cache: false,
             },
         };
         stack.arrange(places);

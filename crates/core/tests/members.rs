@@ -2,8 +2,11 @@
 
 use tidegate_core::effect::ControlId;
 use tidegate_core::iocontrol::{Hold, Limit, Policy};
-use tidegate_core::layout::LayoutSpec;
+use tidegate_core::layout::cache::area::Area;
+use tidegate_core::layout::cache::{CacheMode, CacheSetup};
+use tidegate_core::layout::{CacheChange, LayoutSpec, Refusal, Target};
 use tidegate_core::request::{Fault, Op};
+use tidegate_core::units::Span;
 use world::{A, B, CHUNK, World, commands, policy};
 
 #[path = "members/world.rs"]
@@ -42,6 +45,37 @@ fn a_sub_io_waits_at_the_scheduler_of_its_own_target() {
     world.finish_on(1);
     world.finish_on(0);
     assert_eq!((world.answered().len(), world.held()), (4, 0));
+}
+
+#[test]
+fn a_disk_goes_on_as_it_was_if_its_cache_does_not_change_or_is_refused() {
+    let mut world = World::new(STRIPE, &[A, B], policy(1_000));
+    world.change_cache(CacheChange::Keep);
+    world.submit(0, Op::Read, CHUNK, 4096);
+    assert_eq!(world.started(), [(1, 1)]);
+    world.finish_all();
+    let cache = Box::new(CacheSetup {
+        cache: [9; 16],
+        disk: [7; 16],
+        size: 64 << 20,
+        devices: 1,
+        area: Area::new(1 << 20, vec![1, 2, 3, 4]).expect("enough"),
+        mode: CacheMode::WriteThrough,
+        attachments: [0, 1],
+        has_dirty: false,
+        without: 0b1,
+        policy: None,
+    });
+    let timeout = Span::from_millis(1_000);
+    world.change_cache(CacheChange::Add { cache, timeout });
+    assert!(matches!(world.opened, Err(Refusal::Missing(Target(_)))));
+    world.submit(1, Op::Read, 2 * CHUNK, 4096);
+    assert_eq!(world.started(), [], "it waits until the cache is removed");
+    world.remove_cache();
+    assert_eq!(world.started(), [(0, 1)]);
+    world.finish_all();
+    assert_eq!(world.answered().len(), 2);
+    world.detach();
 }
 
 #[test]

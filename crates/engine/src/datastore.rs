@@ -9,7 +9,7 @@
 //! - an image never blocks its thread
 
 use self::condition::Condition;
-use self::fenced::Fenced;
+use self::fenced::{Fenced, Fences};
 use crate::blocking::{BlockingWorker, Done};
 use crate::control::UnderControl;
 use crate::lease::Lease;
@@ -25,7 +25,7 @@ pub(crate) mod away;
 pub mod condition;
 pub mod dir;
 pub mod emulated;
-mod fenced;
+pub(crate) mod fenced;
 pub mod memory;
 pub mod nbd;
 pub mod null;
@@ -86,6 +86,9 @@ pub(crate) trait Image {
     /// Gives the image its lease's fence. New jobs pass the fence before they arrive here. The image checks it before
     /// it continues a job.
     fn fence(&mut self, _fence: &Arc<Fence>) {}
+
+    /// The disk of a flash device has members under other leases now.
+    fn refence(&mut self, _fences: &Fences) {}
 
     /// Whether every job that was started has ended.
     fn is_idle(&self) -> bool;
@@ -159,7 +162,7 @@ pub struct OpenedImage {
 #[derive(Default)]
 pub(crate) struct Claims {
     /// Its lease.
-    lease: Option<Lease>,
+    pub(crate) lease: Option<Lease>,
     /// What the program that opened it holds.
     mark: Option<Box<dyn Send>>,
 }

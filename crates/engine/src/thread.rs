@@ -42,6 +42,7 @@ use std::sync::mpsc::Sender;
 use tally::Tally;
 use tidegate_core::effect::{ControlId, Effect};
 use tidegate_core::filter::FilterKey;
+use tidegate_core::layout::Target;
 use tidegate_core::request::{DiskId, IoId, Outcome};
 use tidegate_core::shard::Event;
 use tidegate_core::units::{Span, Time};
@@ -97,6 +98,8 @@ pub(crate) struct AttachedDisk {
     relay: Option<Relay>,
     /// Whether its requests wait for the end of a move.
     held: bool,
+    /// The first target of a flash cache that it gets, until the cache has opened.
+    new_flash: Option<Target>,
     /// Orders to its layout. The first one is under way.
     orders: VecDeque<PendingOrder>,
     /// The control of a member that is being added.

@@ -80,6 +80,8 @@ pub struct Tree {
     /// Whether members have labels: not while a disk moves.
     labelled: bool,
     nodes: Vec<Node>,
+    /// The layout above all others: the first node, or the last one if that is a cache.
+    root: u8,
     loads: Vec<Load>,
     opening: Opening,
     /// A member whose label is being read or written while the disk is used.
@@ -153,8 +155,8 @@ enum Found {
     Refused(Refusal),
 }
 
-/// The layouts of a disk that is not plain. The first one becomes this node.
-fn layouts(spec: LayoutSpec, members: &Members, base: u8) -> Vec<Node> {
+/// The layouts of a disk that is not plain.
+fn layouts(spec: LayoutSpec, members: &Members) -> Vec<Node> {
     let count = place(members.count);
     let mirror = |first: u8, count, size| {
         let mirror = Mirror::new(members, count, size);
@@ -174,7 +176,7 @@ fn layouts(spec: LayoutSpec, members: &Members, base: u8) -> Vec<Node> {
             let columns = count / 2;
             let top = Node {
                 layout: Box::new(Stripe::new(columns, chunk)),
-                below: Below::Nodes(base + 1),
+                below: Below::Nodes(1),
             };
             let pair = |column| Node {
                 layout: mirror(2 * column, 2, members.size / u64::from(columns)),
@@ -197,7 +199,7 @@ impl Tree {
         if spec.is_plain() {
             return None;
         }
-        Some(Tree::of(spec, members, true, layouts(spec, &members, 0)))
+        Some(Tree::of(spec, members, true, layouts(spec, &members)))
     }
 
     /// The same with a cache above it, also for a plain disk. The targets of the cache's devices follow the members.
@@ -210,21 +212,51 @@ impl Tree {
             data_at: if spec.is_plain() { 0 } else { members.data_at },
             ..members
         };
-        let devices = usize::from(cache.devices);
+        let nodes = layouts(spec, &members);
+        let mut tree = Tree::of(spec, members, !spec.is_plain(), nodes);
+        tree.push_cache(cache);
+        tree
+    }
+
+    /// Adds a cache above the layouts. The targets of its devices follow the members.
+    fn push_cache(&mut self, cache: CacheSetup) {
+        let members = self.members.count;
+        let loads = members + usize::from(cache.devices);
+        self.loads.resize(loads, Load::default());
         let below = Below::Cached {
-            node: (!spec.is_plain()).then_some(1),
-            flash: place(members.count),
+            node: (!self.nodes.is_empty()).then_some(0),
+            flash: place(members),
         };
-        let mut nodes = vec![Node {
+        self.root = place(self.nodes.len());
+        self.nodes.push(Node {
             layout: Box::new(Cache::new(cache)),
             below,
-        }];
-        if !spec.is_plain() {
-            nodes.extend(layouts(spec, &members, 1));
+        });
+    }
+
+    /// Adds a cache above layouts that are open, and opens it. They stay as they are.
+    pub(crate) fn put_cache(&mut self, cx: &mut LayoutCx<'_>, cache: CacheSetup) {
+        self.push_cache(cache);
+        self.opening = Opening::Nodes {
+            left: 1,
+            found: Vec::new(),
+            fresh: false,
+            refusal: None,
+        };
+        let (root, now, disk) = (self.root, cx.now, cx.disk);
+        let (cache, mut cx) = self.hook(root, now, disk, cx.commands, cx.arena);
+        cache.open(&mut cx, u32::MAX, false);
+    }
+
+    /// Removes the cache, which has no I/O under way. Returns whether any layout is left.
+    pub(crate) fn remove_cache(&mut self) -> bool {
+        if self.cache().is_some() {
+            self.nodes.pop();
+            self.loads.truncate(self.members.count);
+            self.root = 0;
+            self.opening = Opening::Done;
         }
-        let mut tree = Tree::of(spec, members, !spec.is_plain(), nodes);
-        tree.loads.resize(members.count + devices, Load::default());
-        tree
+        !self.nodes.is_empty()
     }
 
     /// The tree of a plain disk that moves from target 0 to target 1. Both are as large as the disk.
@@ -247,6 +279,7 @@ impl Tree {
             members,
             labelled,
             nodes,
+            root: 0,
             loads: vec![Load::default(); members.count],
             opening: Opening::Labels {
                 left: 0,
@@ -262,11 +295,17 @@ impl Tree {
         self.loads.len()
     }
 
-    /// The node of the cache, if there is one: it is the first.
+    /// The node of the cache, if there is one.
     fn cache(&self) -> Option<u8> {
-        let first = self.nodes.first();
-        let cached = first.is_some_and(|node| matches!(node.below, Below::Cached { .. }));
-        cached.then_some(0)
+        let root = self.nodes.get(usize::from(self.root));
+        let cached = root.is_some_and(|node| matches!(node.below, Below::Cached { .. }));
+        cached.then_some(self.root)
+    }
+
+    /// The node above all others.
+    #[inline]
+    pub(crate) fn root(&self) -> u8 {
+        self.root
     }
 
     /// The layouts of the tree whose targets are the disk's, with the first of them.
@@ -414,6 +453,11 @@ impl Tree {
     /// How many layouts there are.
     pub(crate) fn nodes(&self) -> u8 {
         place(self.nodes.len())
+    }
+
+    /// The nodes in order: first the one above all others.
+    pub(crate) fn nth(&self, nth: u8) -> u8 {
+        (self.root + nth) % self.nodes()
     }
 
     /// Begins to open.
@@ -857,7 +901,7 @@ impl Tree {
             members,
             scrub,
             waiting: self.nodes.iter().any(|node| node.layout.waits()),
-            cache: self.nodes.first().and_then(|node| node.layout.cached()),
+            cache: self.nodes[usize::from(self.root)].layout.cached(),
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::block::BLOCK;
 use crate::effect::ControlId;
 use crate::filter::FilterKey;
 use crate::iocontrol::{Orders, Policy, Scheduler};
-use crate::layout::{LayoutOrder, Tree};
+use crate::layout::{CacheChange, LayoutOrder, Tree};
 use crate::qos::Controlled;
 use crate::request::{DiskId, Fault, IoId, Outcome, Request, Token};
 use crate::stack::{Place, Stack};
@@ -80,6 +80,15 @@ pub enum Event {
         disk: DiskId,
         /// The layouts; `None` for one image.
         tree: Option<Box<Tree>>,
+    },
+    /// A held disk goes on, and its flash cache changes before; its layouts stay. Answered by
+    /// [`Effect::Opened`](crate::effect::Effect::Opened). If a cache that is added is refused, the disk is held again until
+    /// it is removed.
+    ChangeCache {
+        /// The disk.
+        disk: DiskId,
+        /// The change.
+        change: CacheChange,
     },
     /// The client of these requests has disconnected. Requests that the datastore does not have yet are answered `Gone`
     /// at once. The others are answered when they complete. A request that was already answered is ignored.

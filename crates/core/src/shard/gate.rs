@@ -11,9 +11,9 @@ use super::dispatch::stack_cx;
 use super::{Disk, Shard, refuse};
 use crate::effect::Effect;
 use crate::filter::FilterKey;
-use crate::layout::Tree;
+use crate::layout::{CacheChange, Tree};
 use crate::request::{DiskId, Fault, Op, Outcome, Request, Token};
-use crate::stack::{self, Place};
+use crate::stack::{self, Place, Stack, StackCx};
 use crate::units::Time;
 use alloc::vec::Vec;
 
@@ -103,6 +103,28 @@ impl Shard {
         tree: Option<Tree>,
         out: &mut Vec<Effect>,
     ) {
+        self.open_held(now, id, out, |stack, cx| stack.relay(cx, tree));
+    }
+
+    /// Changes the flash cache of a held disk.
+    pub(super) fn change_cache(
+        &mut self,
+        now: Time,
+        id: DiskId,
+        change: CacheChange,
+        out: &mut Vec<Effect>,
+    ) {
+        self.open_held(now, id, out, |stack, cx| stack.change_cache(cx, change));
+    }
+
+    /// Changes the layouts of a held disk, and opens its gate once these are open. `change` returns whether they open.
+    fn open_held(
+        &mut self,
+        now: Time,
+        id: DiskId,
+        out: &mut Vec<Effect>,
+        change: impl FnOnce(&mut Stack, &mut StackCx<'_>) -> bool,
+    ) {
         let disk = self.disks[id.0 as usize].as_mut();
         let Some(disk) = disk.filter(|disk| matches!(disk.gate, Gate::Held)) else {
             return;
@@ -117,7 +139,7 @@ impl Shard {
             out,
         );
         disk.gate = Gate::Opening;
-        if !disk.stack.relay(&mut cx, tree) {
+        if !change(&mut disk.stack, &mut cx) {
             disk.stack.opened_at_once();
         }
         self.note_timed();
@@ -228,21 +250,7 @@ impl Shard {
                 out.push(Effect::Held { disk: id });
             }
             Gate::Held => disk.gate = Gate::Held,
-            Gate::Opening => match disk.stack.take_opened() {
-                None => disk.gate = Gate::Opening,
-                Some(outcome) => {
-                    out.push(Effect::Opened { disk: id, outcome });
-                    if outcome.is_err() {
-                        // Its requests go on waiting until it is detached.
-                        disk.gate = Gate::Opening;
-                        return;
-                    }
-                    let waiting = core::mem::take(&mut disk.waiting);
-                    for (token, request) in waiting {
-                        self.submitted(now, id, token, &request, out);
-                    }
-                }
-            },
+            Gate::Opening => self.finish_opening(now, id, out),
             Gate::Draining(places) => {
                 disk.stack.rearrange(now, id, places, out);
                 out.push(Effect::Rearranged { disk: id });
@@ -267,6 +275,29 @@ impl Shard {
                 self.note_timed();
                 out.push(Effect::Detached { disk: id, spent });
             }
+        }
+    }
+
+    /// Opens the gate once the layouts are open.
+    fn finish_opening(&mut self, now: Time, id: DiskId, out: &mut Vec<Effect>) {
+        let disk = self.disk(id);
+        let Some(outcome) = disk.stack.take_opened() else {
+            disk.gate = Gate::Opening;
+            return;
+        };
+        out.push(Effect::Opened { disk: id, outcome });
+        let new_cache = disk.stack.take_new_cache();
+        if outcome.is_err() {
+            // Its requests go on waiting until it is detached, or until the cache that was refused is removed.
+            disk.gate = if new_cache { Gate::Held } else { Gate::Opening };
+            return;
+        }
+        let waiting = core::mem::take(&mut disk.waiting);
+        if disk.stack.is_paused() {
+            self.with_stack(now, id, out, |stack, cx| stack.resume(cx));
+        }
+        for (token, request) in waiting {
+            self.submitted(now, id, token, &request, out);
         }
     }
 }

@@ -13,8 +13,9 @@ use crate::filter::{IN_LAYOUT, Io, Origin, Way};
 use crate::iocontrol::Cost;
 use crate::layout::tree::Due;
 use crate::layout::{
-    BlockOutcome, Layout, LayoutCommand, LayoutCx, LayoutIo, LayoutOrder, LayoutReport, Map,
-    OrderRefusal, Ordered, Refusal, SubIo, TREE, Target, Tree,
+    BlockOutcome, CacheChange, Layout, LayoutCommand, LayoutCx, LayoutIo, LayoutOrder,
+    LayoutReport, LayoutSpec, Map, Members, OrderRefusal, Ordered, Refusal, SubIo, TREE, Target,
+    Tree,
 };
 use crate::request::{Data, Fault, Flags, IoId, Op, Outcome, Request, Token};
 use alloc::boxed::Box;
@@ -35,6 +36,11 @@ impl Stack {
 
     /// How opening the layouts ended, once.
     pub(crate) fn take_opened(&mut self) -> Option<Result<(), Refusal>> {
+        // A cache that is refused is removed once it has no I/O under way.
+        let ends = self.inside.new_cache && matches!(self.inside.opened, Some(Err(_)));
+        if ends && self.inside.subs > 0 {
+            return None;
+        }
         self.inside.opened.take()
     }
 
@@ -56,6 +62,7 @@ impl Stack {
 
     /// Ends the layouts' work in the background. Returns whether nothing of them is under way any more.
     pub(crate) fn pause(&mut self, cx: &mut StackCx<'_>) -> bool {
+        self.inside.paused = true;
         cx.for_each_layout(&mut self.inside, |layout, cx| layout.pause(cx));
         self.must_end(cx)
     }
@@ -67,12 +74,60 @@ impl Stack {
             "layouts change only while nothing is below the filters"
         );
         self.inside.layout = tree.map(Box::new);
-        self.inside.closed = false;
+        (self.inside.closed, self.inside.paused) = (false, false);
+        self.note_timed();
+        self.open(cx)
+    }
+
+    fn note_timed(&mut self) {
         let mut layers = self.inside.layers.iter();
         let layers = layers.any(|layer| layer.filter.timed());
         let tree = self.inside.layout.as_ref();
         self.inside.timed = layers || tree.is_some_and(|tree| tree.is_timed());
-        self.open(cx)
+    }
+
+    /// Adds a flash cache, or removes it, while the stack is idle; the layouts below stay. Returns whether requests wait
+    /// until the cache has opened. The others go on with [`Stack::resume`].
+    pub(crate) fn change_cache(&mut self, cx: &mut StackCx<'_>, change: CacheChange) -> bool {
+        assert!(
+            self.is_quiet(),
+            "the cache changes only while no request is below the filters"
+        );
+        match change {
+            CacheChange::Keep => return false,
+            CacheChange::Remove => {
+                let tree = self.inside.layout.as_mut();
+                if tree.is_some_and(|tree| !tree.remove_cache()) {
+                    self.inside.layout = None;
+                }
+                self.note_timed();
+                return false;
+            }
+            CacheChange::Add { cache, timeout } => {
+                self.inside.new_cache = true;
+                match &self.inside.layout {
+                    None => {
+                        let members = Members {
+                            timeout,
+                            ..Members::new(cache.disk, cache.size, 1)
+                        };
+                        let tree = Tree::cached(LayoutSpec::Plain, members, *cache);
+                        self.inside.layout = Some(Box::new(tree));
+                        self.open(cx);
+                    }
+                    Some(_) => cx.with_tree(&mut self.inside, |tree, cx| {
+                        tree.put_cache(cx, *cache);
+                    }),
+                }
+            }
+        }
+        self.note_timed();
+        true
+    }
+
+    /// Whether the layouts that have opened are those of a cache that was added, once. The disk can do without it.
+    pub(crate) fn take_new_cache(&mut self) -> bool {
+        core::mem::take(&mut self.inside.new_cache)
     }
 
     /// Reports a block to its layout. Returns whether there was such an I/O.
@@ -126,7 +181,13 @@ impl Stack {
 
     /// The layouts' work in the background goes on after [`Stack::pause`].
     pub(crate) fn resume(&mut self, cx: &mut StackCx<'_>) {
+        self.inside.paused = false;
         cx.for_each_layout(&mut self.inside, |layout, cx| layout.resume(cx));
+    }
+
+    /// Whether the layouts' work in the background waits for [`Stack::resume`].
+    pub(crate) fn is_paused(&self) -> bool {
+        self.inside.paused
     }
 
     /// The disk is being detached: the layouts let nothing wait for what may never come.
@@ -138,7 +199,8 @@ impl Stack {
     pub(super) fn abandon_layouts(&mut self, cx: &mut StackCx<'_>, tokens: &[Token]) {
         let nodes = self.inside.layout.as_ref().map_or(0, |tree| tree.nodes());
         let mut gone = Vec::new();
-        for node in 0..nodes {
+        for nth in 0..nodes {
+            let node = self.inside.nth(nth);
             let (layout, _) = self.inside.hook(&mut cx.exit, node);
             layout.taken(&mut gone);
             let (layers, ios) = (&self.inside.layers, &*cx.ios);
@@ -179,7 +241,8 @@ impl Stack {
             let io = cx.ios.inside_mut(id);
             io.parked = None;
             let offset = io.offset;
-            cx.map(&mut self.inside, id, 0, offset);
+            let root = self.inside.root();
+            cx.map(&mut self.inside, id, root, offset);
             cx.run(&mut self.inside);
         }
     }
@@ -193,6 +256,16 @@ impl Stack {
 }
 
 impl Inside {
+    /// The node above all others.
+    fn root(&self) -> u8 {
+        self.layout.as_deref().map_or(0, Tree::root)
+    }
+
+    /// A node, in order from the one above all others.
+    fn nth(&self, nth: u8) -> u8 {
+        self.layout.as_deref().map_or(nth, |tree| tree.nth(nth))
+    }
+
     /// A layout, and the context of one of its hooks.
     ///
     /// # Panics
@@ -290,7 +363,8 @@ impl StackCx<'_> {
         hook: impl Fn(&mut dyn Layout, &mut LayoutCx<'_>),
     ) {
         let nodes = inside.layout.as_ref().map_or(0, |tree| tree.nodes());
-        for node in 0..nodes {
+        for nth in 0..nodes {
+            let node = inside.nth(nth);
             let (layout, mut cx) = inside.hook(&mut self.exit, node);
             hook(layout, &mut cx);
             self.run(inside);
@@ -323,12 +397,12 @@ impl StackCx<'_> {
     #[cold]
     #[inline(never)]
     pub(super) fn map_all(&mut self, inside: &mut Inside, ids: &mut Vec<IoId>) {
-        let bottom = level_u8(inside.layers.len());
+        let (bottom, root) = (level_u8(inside.layers.len()), inside.root());
         for id in ids.drain(..) {
             let io = self.ios.inside_mut(id);
             if self.exit.passes_limits(io, bottom) {
                 let offset = io.offset;
-                if let Some((node, map)) = map_io(&mut self.exit, inside, io, 0, offset) {
+                if let Some((node, map)) = map_io(&mut self.exit, inside, io, root, offset) {
                     self.mapped(inside, id, node, map);
                 }
             }

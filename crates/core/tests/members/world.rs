@@ -7,7 +7,7 @@ use tidegate_core::iocontrol::shared::{Groups, Shared};
 use tidegate_core::iocontrol::{
     Cost, CostModel, DiskKey, Mode, Orders, Policy, Scheduler, Spent, Usage,
 };
-use tidegate_core::layout::{LayoutOrder, LayoutSpec, Members, Target, Tree};
+use tidegate_core::layout::{CacheChange, LayoutOrder, LayoutSpec, Members, Refusal, Target, Tree};
 use tidegate_core::request::{Data, DiskId, Flags, IoId, Op, Outcome, Request, Token};
 use tidegate_core::shard::{Controlled, Event, Shard};
 use tidegate_core::stack::Stack;
@@ -35,6 +35,8 @@ pub(crate) struct World {
     answers: Vec<(u64, Outcome)>,
     detached: Option<Option<Box<Spent>>>,
     blocks: BTreeMap<(Target, u64), Box<[u8; BLOCK]>>,
+    /// How its layouts opened.
+    pub(crate) opened: Result<(), Refusal>,
 }
 
 /// A policy of so many shares.
@@ -79,6 +81,7 @@ impl World {
             answers: Vec::new(),
             detached: None,
             blocks: BTreeMap::new(),
+            opened: Ok(()),
         };
         let slots = (0..64).map(|buffer| Data { buffer, start: 0 });
         world.shard.give_arena(slots.collect());
@@ -119,6 +122,7 @@ impl World {
             stack,
             control: Some(control),
         });
+        assert_eq!(self.opened, Ok(()));
     }
 
     /// Handles an event, and all that follows without the guest or the datastores.
@@ -168,7 +172,7 @@ impl World {
                 None
             }
             Effect::Opened { outcome, .. } => {
-                assert_eq!(outcome, Ok(()));
+                self.opened = outcome;
                 None
             }
             Effect::LayoutOrdered { outcome, .. } => {
@@ -306,6 +310,19 @@ impl World {
             disk: DISK,
             controlled: Some(controlled(members, policy)),
         });
+    }
+
+    /// Holds the disk, and changes its flash cache.
+    pub(crate) fn change_cache(&mut self, change: CacheChange) {
+        let disk = DISK;
+        self.handle(Event::Hold { disk });
+        self.handle(Event::ChangeCache { disk, change });
+    }
+
+    /// A refused cache is removed.
+    pub(crate) fn remove_cache(&mut self) {
+        let (disk, change) = (DISK, CacheChange::Remove);
+        self.handle(Event::ChangeCache { disk, change });
     }
 
     /// Moves a disk of one image from the first of these datastores to the second.

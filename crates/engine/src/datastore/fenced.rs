@@ -1,5 +1,7 @@
 //! The layer around the image of a leased disk: it passes nothing while the lease's gate is shut.
 //!
+//! A flash device has no lease of its own. It is behind those of the disk's members.
+//!
 //! Jobs and completions that arrive meanwhile wait here, in order. Once the lease is lost, they are passed on or fail.
 //!
 //! # Always true
@@ -20,10 +22,34 @@ use tidegate_core::units::{Span, Time};
 /// How often a shut gate is checked: regaining a lease takes seconds.
 const RECHECK: Span = Span::from_millis(20);
 
+/// The fences of a disk's members. Each group has the same bytes, so one of its members is enough. The disk needs all groups.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Fences(pub(crate) Vec<Vec<Arc<Fence>>>);
+
+impl Fences {
+    /// The state of the gate: lost if no member of a group is left to the disk.
+    fn gate(&self) -> Gate {
+        let rank = |fence: &Arc<Fence>| match fence.gate() {
+            Gate::Open => 0,
+            Gate::Shut => 1,
+            Gate::Lost => 2,
+        };
+        let groups = self.0.iter();
+        let worst = groups
+            .filter_map(|group| group.iter().map(rank).min())
+            .max();
+        match worst {
+            None | Some(0) => Gate::Open,
+            Some(1) => Gate::Shut,
+            Some(_) => Gate::Lost,
+        }
+    }
+}
+
 /// An image behind a gate.
-pub(super) struct Fenced {
+pub(crate) struct Fenced {
     image: Box<dyn Image + Send>,
-    fence: Arc<Fence>,
+    fences: Fences,
     deferred: VecDeque<Deferred>,
     /// When the gate is checked again, if something waits.
     recheck_at: Time,
@@ -43,8 +69,15 @@ impl Fenced {
     pub(super) fn new(mut image: Box<dyn Image + Send>, fence: &Arc<Fence>) -> Fenced {
         image.fence(fence);
         Fenced {
+            ..Fenced::flash(image, Fences(vec![vec![Arc::clone(fence)]]))
+        }
+    }
+
+    /// Puts the image of a flash device behind its disk's gates.
+    pub(crate) fn flash(image: Box<dyn Image + Send>, fences: Fences) -> Fenced {
+        Fenced {
             image,
-            fence: Arc::clone(fence),
+            fences,
             deferred: VecDeque::new(),
             recheck_at: Time::ZERO,
             closing: false,
@@ -65,7 +98,7 @@ impl Fenced {
     }
 
     fn gate(&self) -> Gate {
-        match self.fence.gate() {
+        match self.fences.gate() {
             Gate::Shut if self.closing => Gate::Lost,
             gate => gate,
         }
@@ -144,6 +177,10 @@ impl Image for Fenced {
         self.deferred.is_empty() && self.image.is_idle()
     }
 
+    fn refence(&mut self, fences: &Fences) {
+        self.fences = fences.clone();
+    }
+
     fn resized(&mut self, size: u64) {
         self.image.resized(size);
     }
@@ -176,6 +213,24 @@ mod tests {
         fn blocking_done(&mut self, _cx: &mut ImageCx<'_>, _task: Done) {
             self.0.store(true, Ordering::Relaxed);
         }
+    }
+
+    #[test]
+    fn a_flash_device_is_lost_with_the_last_member_of_a_group() {
+        let fences = [(); 4].map(|()| Arc::new(Fence::default()));
+        let group = |members: &[Arc<Fence>]| members.to_vec();
+        let of = Fences(vec![group(&fences[..2]), group(&fences[2..])]);
+        assert_eq!(of.gate(), Gate::Shut);
+        fences
+            .iter()
+            .for_each(|fence| fence.open_before(Time::NEVER));
+        assert_eq!(of.gate(), Gate::Open);
+        fences[0].lose("taken".into());
+        fences[3].lose("taken".into());
+        assert_eq!(of.gate(), Gate::Open, "each group has a member");
+        fences[2].lose("taken".into());
+        assert_eq!(of.gate(), Gate::Lost);
+        assert_eq!(Fences::default().gate(), Gate::Open, "nothing is leased");
     }
 
     #[test]

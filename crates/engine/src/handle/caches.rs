@@ -1,18 +1,17 @@
 //! Disks with a flash cache: how they are attached, and how a disk gets a cache or loses it while guests use it.
 //!
-//! A cache's devices are targets after those of the disk's members. The layouts are exchanged while the disk's requests
-//! are held for a moment, as for a move.
+//! A cache's devices are targets after those of the disk's members. The cache is put above the layouts, or taken off, while
+//! the disk's requests are held for a moment. The layouts below stay open: a member's state is known to them only.
 
 use super::members::{self, away, span};
 use super::{Disk, Engine, OldImage, guard};
 use crate::datastore::OpenedImage;
 use crate::disk_spec::{DiskSpec, Flash};
 use crate::error::{Error, Kind, Result};
-use crate::thread::layouts::{LayoutParts, Relay};
+use crate::thread::layouts::Relay;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
 use std::time::Duration;
-use tidegate_core::layout::Members;
 use tidegate_core::layout::cache::{CacheMode, CacheSetup};
 
 impl Engine {
@@ -41,10 +40,11 @@ impl Disk {
         self.core.is_cached.load(Ordering::Relaxed)
     }
 
-    /// Gives the disk a flash cache, which begins in write-through mode ([`Flash`]).
+    /// Gives the disk a flash cache, which begins in write-through mode ([`Flash`]). Its layouts stay as they are.
     ///
     /// # Errors
-    /// If the disk has one or moves, or I/O in flight does not end within `patience`.
+    /// If the disk has one or moves, the cache is refused, or I/O in flight does not end within `patience`. The disk then
+    /// goes on as it was.
     pub fn begin_cache(&self, flash: Flash, patience: Duration) -> Result<()> {
         let _alone = guard(&self.core.changing_images);
         check_devices(&flash)?;
@@ -58,8 +58,13 @@ impl Disk {
             size: self.size(),
             ..cache
         };
-        let parts = Box::new(self.parts(Some(cache)));
-        let begun = self.relay(Relay::Cache { devices, parts }, patience);
+        let options = &self.core.device.spec.layout_options;
+        let relay = Relay::Cache {
+            devices,
+            cache: Box::new(cache),
+            timeout: span(options.member_timeout),
+        };
+        let begun = self.relay(relay, patience);
         let is_cached = begun.is_ok() || self.has_cache()?;
         self.core.is_cached.store(is_cached, Ordering::Relaxed);
         match is_cached {
@@ -79,8 +84,8 @@ impl Disk {
             return Err(Error::new(Kind::Invalid, "the disk has no flash cache"));
         }
         let (closed, old) = channel();
-        let parts = Box::new(self.parts(None));
-        let ended = self.relay(Relay::Uncache { parts, closed }, patience);
+        let members = self.members();
+        let ended = self.relay(Relay::Uncache { members, closed }, patience);
         let is_cached = ended.is_err() && self.has_cache()?;
         self.core.is_cached.store(is_cached, Ordering::Relaxed);
         match is_cached {
@@ -92,21 +97,6 @@ impl Disk {
     /// Whether its layouts have a cache now.
     fn has_cache(&self) -> Result<bool> {
         Ok(self.layout()?.is_some_and(|report| report.cache.is_some()))
-    }
-
-    /// What its layouts are built of again. Its members have recorded their states.
-    fn parts(&self, cache: Option<CacheSetup>) -> LayoutParts {
-        let spec = &self.core.device.spec;
-        let options = &spec.layout_options;
-        LayoutParts {
-            spec: spec.layout,
-            members: Members {
-                timeout: span(options.member_timeout),
-                on_loss: options.on_loss,
-                ..Members::new(spec.uuid, self.size(), self.members())
-            },
-            cache,
-        }
     }
 }
 

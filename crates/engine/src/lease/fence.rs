@@ -34,12 +34,12 @@ pub(crate) enum Gate {
 
 impl Fence {
     /// Operations may start before `end`.
-    pub(super) fn open_before(&self, end: Time) {
+    pub(crate) fn open_before(&self, end: Time) {
         self.before.store(end.as_nanos(), Ordering::Release);
     }
 
     /// Operations may not start any more, for this reason.
-    pub(super) fn lose(&self, why: String) {
+    pub(crate) fn lose(&self, why: String) {
         self.before.store(0, Ordering::Release);
         // The first reason stays.
         let _ = self.lost.set(why);

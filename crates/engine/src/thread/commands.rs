@@ -199,6 +199,8 @@ impl IoThread {
             opened,
         } = attach;
         let is_plain = layout.is_none();
+        let members = layout.as_ref().filter(|parts| parts.cache.is_some());
+        let members = members.map(|parts| (parts.members.count, parts.spec));
         let stack = match layout.map(|parts| self.build_layout(&parts)) {
             None => stack,
             Some(Ok(tree)) => stack.over(tree),
@@ -216,12 +218,17 @@ impl IoThread {
             let _ = opened.send(Ok(Ok(())));
         }
         let controlled = control.as_ref().map(|control| control.attached(is_plain));
+        let mut images = Images::new(disk, images);
+        if let Some((members, layout)) = members {
+            images.set_flash(members, layout);
+        }
         self.disks[at] = Some(AttachedDisk {
-            images: Images::new(disk, images),
+            images,
             closes: false,
             opening,
             relay: None,
             held: false,
+            new_flash: None,
             orders: VecDeque::new(),
             added: None,
             notices,

@@ -10,11 +10,12 @@
 //! - no job is started on an image that was replaced
 
 use super::close::ClosedImage;
+use crate::datastore::fenced::{Fenced, Fences};
 use crate::datastore::{Claims, Image, OpenedImage};
 use crate::error::{Error, Kind, Result};
 use crate::tag::{ImageId, MAX_IMAGES};
 use std::sync::mpsc::Sender;
-use tidegate_core::layout::Target;
+use tidegate_core::layout::{LayoutSpec, Target};
 use tidegate_core::request::DiskId;
 
 /// An open image on this thread.
@@ -32,6 +33,12 @@ impl Member {
             image: opened.image,
             claims: opened.claims,
         }
+    }
+
+    /// A flash device, which has gates.
+    fn flash(self) -> Member {
+        let image = Box::new(Fenced::flash(self.image, Fences::default()));
+        Member { image, ..self }
     }
 
     /// Its parts, for the task that closes it.
@@ -57,6 +64,8 @@ pub(super) struct Images {
     /// Those of the other targets, in order.
     more: Vec<Member>,
     replaced: Vec<Replaced>,
+    /// How many members the disk has, and its layout, if flash devices follow them.
+    flash: Option<(usize, LayoutSpec)>,
 }
 
 impl Images {
@@ -76,6 +85,7 @@ impl Images {
             first: members.next().expect("a disk has an image"),
             more: members.collect(),
             replaced: Vec::new(),
+            flash: None,
         }
     }
 
@@ -171,7 +181,13 @@ impl Images {
                         detach the disk once their datastores answer, or restart the host";
             return Err(Error::new(Kind::Busy, text));
         };
-        let member = Member::new(id, opened);
+        let is_flash = self
+            .flash
+            .is_some_and(|(members, _)| usize::from(target.0) >= members);
+        let member = match is_flash {
+            true => Member::new(id, opened).flash(),
+            false => Member::new(id, opened),
+        };
         let last = self.more.len();
         match usize::from(target.0) {
             at if at == last + 1 => {
@@ -190,7 +206,48 @@ impl Images {
                 return Err(Error::new(Kind::Invalid, text));
             }
         }
+        self.refence_flash();
         Ok(())
+    }
+
+    /// Flash devices follow so many members of this layout, or will. Nothing is written to them after the members' leases
+    /// are lost.
+    pub(super) fn set_flash(&mut self, members: usize, layout: LayoutSpec) {
+        self.flash = Some((members, layout));
+        let devices = self.more.drain(members - 1..).map(Member::flash);
+        let devices: Vec<Member> = devices.collect();
+        self.more.extend(devices);
+        self.refence_flash();
+    }
+
+    /// The members may have other leases.
+    fn refence_flash(&mut self) {
+        let Some((members, layout)) = self.flash else {
+            return;
+        };
+        let fences = self.fences(members, layout);
+        for device in &mut self.more[members - 1..] {
+            device.image.refence(&fences);
+        }
+    }
+
+    /// The fences of the members.
+    fn fences(&self, members: usize, layout: LayoutSpec) -> Fences {
+        let together = match layout {
+            LayoutSpec::Plain | LayoutSpec::Stripe { .. } => 1,
+            LayoutSpec::MirrorStripe { .. } => 2,
+            LayoutSpec::Mirror => members,
+        };
+        let members: Vec<&Member> = self.of_targets().take(members).collect();
+        let groups = members.chunks(together).map(|group| {
+            // A member that is away has no lease. One that only a lock guards cannot be lost.
+            let leases = group
+                .iter()
+                .filter_map(|member| member.claims.lease.as_ref());
+            let fences: Option<Vec<_>> = leases.map(|lease| lease.fence().cloned()).collect();
+            fences.unwrap_or_default()
+        });
+        Fences(groups.collect())
     }
 
     /// Removes the image of the last target again. No job was started on it.
@@ -215,6 +272,7 @@ impl Images {
 
     /// Leaves only the images of so many targets, at least one. `reply` is answered when the last of the others is closed.
     pub(super) fn truncate(&mut self, targets: usize, reply: &Sender<Result<()>>) {
+        self.flash = self.flash.filter(|(members, _)| targets > *members);
         let others = self
             .more
             .split_off(targets.saturating_sub(1).min(self.more.len()));

@@ -12,10 +12,12 @@ use crate::error::{Error, Kind, Result};
 use std::sync::mpsc::Sender;
 use tidegate_core::layout::cache::CacheSetup;
 use tidegate_core::layout::{
-    LayoutNotice, LayoutOrder, LayoutSpec, Members, OrderRefusal, Refusal, SLOT, Target, Tree,
+    CacheChange, LayoutNotice, LayoutOrder, LayoutSpec, Members, OrderRefusal, Refusal, SLOT,
+    Target, Tree,
 };
 use tidegate_core::request::{Data, DiskId};
 use tidegate_core::shard::Event;
+use tidegate_core::units::Span;
 
 /// Buffers of an I/O thread for layouts' own bytes: 8 MiB, which take memory when they are first used. Origin: chosen; one
 /// mirrored disk has at most 26 of them at once.
@@ -49,14 +51,15 @@ impl LayoutParts {
 pub(crate) enum Relay {
     /// The disk begins to move to this image: it becomes target 1. The disk has this size, in bytes.
     Begin { image: Box<OpenedImage>, size: u64 },
-    /// The disk gets a flash cache with these devices.
+    /// The disk gets a flash cache with these devices. The timeout is for a disk of one image.
     Cache {
         devices: Vec<OpenedImage>,
-        parts: Box<LayoutParts>,
+        cache: Box<CacheSetup>,
+        timeout: Span,
     },
-    /// The disk has no flash cache any more: only the images of its members are left.
+    /// The disk has no flash cache any more: only the images of its members are left, of which there are so many.
     Uncache {
-        parts: Box<LayoutParts>,
+        members: usize,
         /// Told when the images of the devices are closed.
         closed: Reply,
     },
@@ -68,6 +71,14 @@ pub(crate) enum Relay {
         /// Told when the other image is closed.
         closed: Reply,
     },
+}
+
+/// What a disk's images are below after a change.
+enum Relaid {
+    /// These layouts; `None` for one image.
+    Tree(Option<Box<Tree>>),
+    /// The same layouts, but for the flash cache.
+    Cache(CacheChange),
 }
 
 /// Gives a target another image.
@@ -175,14 +186,29 @@ impl IoThread {
         };
         if let Some(opening) = place.opening.take() {
             let _ = opening.send(Ok(outcome));
-        } else if let Some(reply) = place.changing.take() {
-            let refused = |refusal| {
-                let text =
-                    "the disk cannot be served by its new images; detach it, and attach it again";
-                Error::refused(Kind::Io, text, refusal)
-            };
+            return;
+        }
+        let (reply, flash) = (place.changing.take(), place.new_flash.take());
+        let text = match flash {
+            Some(_) => "the flash cache cannot be used; the disk goes on without it",
+            None => "the disk cannot be served by its new images; detach it, and attach it again",
+        };
+        if let (Err(_), Some(flash)) = (outcome, flash) {
+            self.end_refused_cache(disk, flash);
+        }
+        if let Some(reply) = reply {
+            let refused = |refusal| Error::refused(Kind::Io, text, refusal);
             let _ = reply.send(outcome.map_err(refused));
         }
+    }
+
+    /// A flash cache was refused that the disk was to get: it goes on as it was.
+    fn end_refused_cache(&mut self, disk: DiskId, flash: Target) {
+        let (ignored, _) = std::sync::mpsc::channel();
+        let place = self.disks[disk.0 as usize].as_mut();
+        let place = place.expect("the caller has found the disk");
+        place.remove_flash(flash.0.into(), ignored);
+        self.finish_relay(disk, Relaid::Cache(CacheChange::Remove));
     }
 
     /// Gives a disk's layouts an order, once those before it are answered.
@@ -274,56 +300,80 @@ impl IoThread {
             }
             return;
         }
-        let tree = self.relay(disk, relay).unwrap_or_else(|error| {
+        let relaid = self.relay(disk, relay).unwrap_or_else(|error| {
             let place = self.disks[disk.0 as usize].as_mut();
             if let Some(reply) = place.and_then(|place| place.changing.take()) {
                 let _ = reply.send(Err(error));
             }
-            None
+            Relaid::Cache(CacheChange::Keep)
         });
+        self.finish_relay(disk, relaid);
+    }
+
+    /// The disk's images were exchanged: it goes on.
+    fn finish_relay(&mut self, disk: DiskId, relaid: Relaid) {
+        if let Some(place) = self.disks[disk.0 as usize].as_mut() {
+            place.closes |= place.images.has_replaced();
+        }
         self.note_timed();
-        self.controls_changed(disk, tree.is_none());
-        self.cx.handle(Event::Relay { disk, tree });
+        match relaid {
+            Relaid::Tree(tree) => {
+                self.controls_changed(disk, tree.is_none());
+                self.cx.handle(Event::Relay { disk, tree });
+            }
+            Relaid::Cache(change) => {
+                let report = self.cx.shard.layout_report(disk);
+                let was_plain = report.is_none_or(|report| report.layout.is_plain());
+                match change {
+                    CacheChange::Add { .. } => self.controls_changed(disk, false),
+                    CacheChange::Remove => self.controls_changed(disk, was_plain),
+                    CacheChange::Keep => {}
+                }
+                self.cx.handle(Event::ChangeCache { disk, change });
+            }
+        }
         self.close_if_unused(disk);
     }
 
-    /// Exchanges a disk's images, and returns the layouts that are to be above them.
-    fn relay(&mut self, disk: DiskId, relay: Relay) -> Result<Option<Box<Tree>>> {
+    /// Exchanges a disk's images, and returns what is to be above them. After an error they are as before.
+    fn relay(&mut self, disk: DiskId, relay: Relay) -> Result<Relaid> {
         if let Relay::Begin { .. } | Relay::Cache { .. } = relay {
             self.give_arena()?;
         }
+        let report = self.cx.shard.layout_report(disk);
+        let layout = report.map_or(LayoutSpec::Plain, |report| report.layout);
         let place = self.disks[disk.0 as usize]
             .as_mut()
             .expect("the caller has found the disk");
-        let tree = match relay {
+        Ok(match relay {
             Relay::Begin { mut image, size } => {
                 let (ignored, _) = std::sync::mpsc::channel();
                 let under = image.control.take();
                 place.images.replace(disk, Target(1), *image, ignored)?;
                 place.set_control(Target(1), under);
-                Some(Box::new(Tree::transfer(size)))
+                Relaid::Tree(Some(Box::new(Tree::transfer(size))))
             }
-            Relay::Cache { devices, parts } => {
-                for image in devices {
-                    place.add_flash(disk, image)?;
-                }
-                parts.build().map(Box::new)
+            Relay::Cache {
+                devices,
+                cache,
+                timeout,
+            } => {
+                place.add_flash_devices(disk, layout, devices)?;
+                Relaid::Cache(CacheChange::Add { cache, timeout })
             }
-            Relay::Uncache { parts, closed } => {
-                place.remove_flash(parts.members.count, closed);
-                parts.build().map(Box::new)
+            Relay::Uncache { members, closed } => {
+                place.remove_flash(members, closed);
+                Relaid::Cache(CacheChange::Remove)
             }
-            Relay::Pause => None,
+            Relay::Pause => Relaid::Cache(CacheChange::Keep),
             Relay::End { keep, closed } => {
                 place.images.keep(keep, closed);
                 if let Some(control) = &mut place.control {
                     control.keep(keep);
                 }
-                None
+                Relaid::Tree(None)
             }
-        };
-        place.closes |= place.images.has_replaced();
-        Ok(tree)
+        })
     }
 
     /// Tells the schedulers that images of a disk are on other datastores now.
@@ -424,6 +474,26 @@ impl AttachedDisk {
         let (ignored, _) = std::sync::mpsc::channel();
         let target = Target(self.images.last().0 + 1);
         self.images.replace(disk, target, image, ignored)
+    }
+
+    /// Gives the targets after the last one the devices of a cache. After an error it has none of them.
+    fn add_flash_devices(
+        &mut self,
+        disk: DiskId,
+        layout: LayoutSpec,
+        devices: Vec<OpenedImage>,
+    ) -> Result<()> {
+        let last = self.images.last();
+        self.images.set_flash(usize::from(last.0) + 1, layout);
+        for image in devices {
+            if let Err(error) = self.add_flash(disk, image) {
+                let (ignored, _) = std::sync::mpsc::channel();
+                self.remove_flash(usize::from(last.0) + 1, ignored);
+                return Err(error);
+            }
+        }
+        self.new_flash = Some(Target(last.0 + 1));
+        Ok(())
     }
 
     /// Gives the target after the last one a flash device.

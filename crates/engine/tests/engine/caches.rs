@@ -200,3 +200,72 @@ fn a_disk_gets_and_loses_its_cache_while_it_is_used() {
         disk.detach(PATIENCE).expect("it detaches");
     }
 }
+
+/// A mirror of two files, and their paths.
+fn attach_mirror(engine: &Engine, place: &Path) -> (Disk, [PathBuf; 2]) {
+    let spec = DiskSpec {
+        layout: LayoutSpec::Mirror,
+        ..spec("mirror", SIZE)
+    };
+    let size = spec.layout.member_size(SIZE, 2);
+    let paths = ["m0", "m1"].map(|name| image(place, name, size));
+    let members = paths.each_ref().map(|path| Some(open_file(path)));
+    let attached = engine.attach_members(spec, members.into(), PATIENCE);
+    (attached.expect("the disk attaches"), paths)
+}
+
+#[test]
+fn a_mirror_gets_and_loses_its_cache_while_a_member_cannot_be_read() {
+    let place = tempdir();
+    let devices = Devices::new(place.path());
+    let engine = engine(1);
+    let (disk, paths) = attach_mirror(&engine, place.path());
+    let mut guest = client(&disk);
+    guest.write(0, &[0xab; 8192]).expect("a write");
+    let lost = std::fs::File::options().write(true).open(&paths[1]);
+    lost.and_then(|file| file.set_len(0))
+        .expect("its bytes are gone");
+    disk.begin_cache(devices.flash(0, false), PATIENCE)
+        .expect("the members are not opened again");
+    guest.write(65536, &[0xcd; 4096]).expect("a write");
+    disk.end_cache(PATIENCE).expect("it loses the cache");
+    guest.write(131_072, &[0xef; 4096]).expect("a write");
+    assert_eq!(guest.read(0, 8192).expect("a read"), [0xab; 8192]);
+    assert_eq!(guest.read(65536, 4096).expect("a read"), [0xcd; 4096]);
+    drop(guest);
+    disk.detach(PATIENCE).expect("it detaches");
+}
+
+#[test]
+fn a_disk_whose_cache_is_refused_goes_on_as_it_was() {
+    let place = tempdir();
+    let devices = Devices::new(place.path());
+    let engine = engine(1);
+    let backing = image(place.path(), "backing", SIZE);
+    let plain = engine.attach(spec("plain", SIZE), open_file(&backing));
+    let (mirror, paths) = attach_mirror(&engine, place.path());
+    for disk in [plain.expect("the disk attaches"), mirror] {
+        let mut guest = client(&disk);
+        guest.write(4096, &[0xab; 4096]).expect("a write");
+        let unusable = Flash {
+            without: 0b11,
+            ..devices.flash(0, false)
+        };
+        let refused = disk.begin_cache(unusable, PATIENCE);
+        let refusal = refused.err().and_then(|error| error.refusal());
+        assert!(matches!(refusal, Some(Refusal::Missing(_))), "{refusal:?}");
+        assert!(!disk.is_cached());
+        assert_eq!(guest.read(4096, 4096).expect("a read"), [0xab; 4096]);
+        guest.write(8192, &[0xcd; 4096]).expect("a write");
+        disk.begin_cache(devices.flash(0, false), PATIENCE)
+            .expect("it gets the next one");
+        assert_eq!(guest.read(8192, 4096).expect("a read"), [0xcd; 4096]);
+        drop(guest);
+        disk.detach(PATIENCE).expect("it detaches");
+    }
+    let at = usize::try_from(tidegate_core::layout::DATA_AT).expect("small");
+    for path in paths {
+        let member = std::fs::read(path).expect("a member");
+        assert_eq!(member[at + 8192..at + 12288], [0xcd; 4096]);
+    }
+}

@@ -4,15 +4,18 @@
 //! anything takes. The time that must pass has passed when another host's read of the lease ends.
 
 use super::client::pattern;
-use super::rig::{client, engine, image, open_file, spec, tempdir};
+use super::rig::{client, engine, eventually, image, open_file, spec, tempdir};
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tidegate_core::layout::LayoutSpec;
+use tidegate_core::layout::cache::CacheMode;
+use tidegate_core::layout::cache::area::Area;
+use tidegate_core::layout::{LayoutOrder, LayoutSpec};
 use tidegate_core::request::{Fault, Flags, Op};
+use tidegate_engine::datastore::dir::SharedFile;
 use tidegate_engine::lease::{Guard, Lease, Leases, Refused, Settings, Takeover};
-use tidegate_engine::{Disk, DiskSpec, Engine, Kind};
+use tidegate_engine::{Disk, DiskSpec, Engine, Flash, Kind};
 
 const SIZE: u64 = 1 << 20;
 const DISK: [u8; 16] = [7; 16];
@@ -259,6 +262,70 @@ fn a_host_whose_disk_was_taken_over_stops_writing_and_names_the_new_holder() {
     one.end(Duration::from_secs(60)).unwrap();
     assert_eq!(two.holder(DISK).unwrap().name, "two");
     drop(taken);
+}
+
+/// A disk under a lease in write-back mode, with a cache from the attach on or since later.
+fn attach_write_back(
+    engine: &Engine,
+    image: &Path,
+    lease: Lease,
+    flash: &SharedFile,
+    later: bool,
+) -> Disk {
+    const PATIENCE: Duration = Duration::from_secs(60);
+    let cache = Flash {
+        devices: vec![Some(flash.image().unwrap())],
+        cache: [9; 16],
+        area: Area::new(1 << 20, vec![1, 2, 3, 4]).expect("enough"),
+        attachments: [0, 1],
+        has_dirty: false,
+        without: 0,
+    };
+    let disk = if later {
+        let disk = attach(engine, image, lease);
+        disk.begin_cache(cache, PATIENCE).unwrap();
+        disk
+    } else {
+        let members = vec![Some(open_file(image).under(lease))];
+        let attached = engine.attach_cached(spec("db1", SIZE), members, cache, PATIENCE);
+        attached.unwrap()
+    };
+    let order = LayoutOrder::CacheMode(CacheMode::WriteBack);
+    disk.order_layout(order).unwrap();
+    disk
+}
+
+#[test]
+fn a_write_back_cache_answers_no_write_after_its_disk_was_taken_over() {
+    for later in [false, true] {
+        let datastore = Datastore::new();
+        let (one, two) = (datastore.host("one", 1), datastore.host("two", 2));
+        let (engine, disk_image) = (engine(1), datastore.image());
+        let place = tempdir();
+        let flash = image(place.path(), "flash", 8 << 20);
+        let flash = SharedFile::open(&flash, Duration::ZERO).unwrap();
+        let lease = take(&one, Guard::Lease, Takeover::Guarded).unwrap();
+        let watch = lease.watch().unwrap();
+        let disk = attach_write_back(&engine, &disk_image, lease, &flash, later);
+        let mut client = client(&disk);
+        eventually("the page is in the cache", || {
+            client.write(0, &[1; 4096]).unwrap();
+            let cache = disk.layout().unwrap().and_then(|report| report.cache);
+            cache.expect("it has a cache").dirty > 0
+        });
+        datastore.cut("one");
+        let _taken = take(&two, Guard::Lease, Takeover::Fenced).unwrap();
+        client.send(Op::Write, Flags::NONE, 0, 4096, &[2; 4096]);
+        datastore.link("one");
+        eventually("the lease is lost", || watch.lost().is_some());
+        // Without dirty pages, the write waits until the cache is given up or the disk is detached.
+        std::thread::scope(|scope| {
+            scope.spawn(|| disk.detach(Duration::from_secs(60)).unwrap());
+            let answer = client.next_answer();
+            assert!(!matches!(answer, Some((_, Ok(_)))), "{answer:?}");
+        });
+        one.end(Duration::from_secs(60)).unwrap();
+    }
 }
 
 #[test]
