@@ -246,7 +246,8 @@ impl DiskService {
         let _claim = self.claim(live.name(), what)?;
         // Until the claim, a command may have given the disk another cache. That one may have what the disk does not.
         let is_losing = live.cache_report().is_some_and(|report| report.losing);
-        if live.cache().as_ref() != Some(cache) || !is_losing {
+        let is_same = |now: CacheInUse| now.attachment == cache.attachment && !now.is_given_up;
+        if !is_losing || !live.cache().is_some_and(is_same) {
             return Ok(());
         }
         let found = self.find(live.name())?;

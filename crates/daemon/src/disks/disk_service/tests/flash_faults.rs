@@ -1,7 +1,8 @@
 //! Flash caches after faults: what the daemon believes of reports, and what it does with parts and descriptors then.
 
-use tidegate_api::cache::FlashMode;
-use tidegate_core::layout::LayoutNotice;
+use tidegate_api::cache::{FlashMode, FlashUse};
+use tidegate_core::layout::cache::CacheMode;
+use tidegate_core::layout::{LayoutNotice, LayoutOrder};
 use tidegate_core::request::Fault;
 
 use super::flash::said;
@@ -205,4 +206,37 @@ fn the_part_of_a_disk_that_was_removed_with_nothing_at_stake_is_free() {
     let found = stage.disk_service.store.find(&name("a")).unwrap();
     fs::remove_dir_all(&found.folder).unwrap();
     stage.disk_service.remove_cache(&name("fast")).unwrap();
+}
+
+#[test]
+fn a_detach_that_fails_lets_the_cache_go_on_in_the_mode_that_it_had() {
+    let stage = stage();
+    let live = stage.cached(FlashMode::WriteBack);
+    let service = &stage.disk_service;
+    let mode = |mode| live.order(LayoutOrder::CacheMode(mode)).unwrap();
+    let signals = service.notices.cache_signals(&name("a"));
+    let fail = |before| {
+        loop {
+            let found = service.store.find(&name("a")).unwrap();
+            let dirty = |flash: &mut Option<FlashUse>| flash.as_mut().unwrap().has_dirty = true;
+            service.commit_flash(&found, Some(&live), dirty).unwrap();
+            mode(before);
+            if service.save_dirty(&found, &live).is_err() {
+                return;
+            }
+        }
+    };
+    for before in [CacheMode::WriteThrough, CacheMode::WriteBack] {
+        std::thread::scope(|scope| {
+            let failing = scope.spawn(|| fail(before));
+            // Pages that cannot be cleaned, as soon as the detach has begun to look.
+            while !failing.is_finished() {
+                signals.note(&LayoutNotice::CacheCleaned { left: 1 });
+                std::thread::yield_now();
+            }
+        });
+        assert_eq!(live.cache_report().unwrap().mode, before);
+        assert!(stage.flash("a").unwrap().has_dirty);
+    }
+    stage.detach_keeping_dirty("a");
 }
