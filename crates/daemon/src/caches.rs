@@ -17,6 +17,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tidegate_api::cache::{CacheCreate, CacheData};
@@ -55,16 +56,44 @@ pub(crate) struct Caches {
 }
 
 /// The open devices of a cache, or why one cannot be used.
-pub(crate) struct Devices(Vec<Outcome<Arc<SharedFile>>>);
+pub(crate) struct Devices(Vec<Device>);
+
+struct Device {
+    file: Outcome<Arc<SharedFile>>,
+    label: DeviceLabel,
+    /// Whether a disk could not get an image of it.
+    failed: AtomicBool,
+}
+
+impl Device {
+    fn new(file: Outcome<Arc<SharedFile>>, label: DeviceLabel) -> Device {
+        Device {
+            file,
+            label,
+            failed: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether disks can have images of it. One that failed is tried again.
+    fn is_usable(&self) -> bool {
+        match self.failed.load(Ordering::Relaxed) {
+            true => self.image().is_some(),
+            false => self.file.is_ok(),
+        }
+    }
+
+    /// An image for one disk. None: it is away, or another device is there now.
+    fn image(&self) -> Option<OpenedImage> {
+        let image = self.file.as_ref().ok()?.image_of(&self.label.encode());
+        self.failed.store(image.is_err(), Ordering::Relaxed);
+        image.ok()
+    }
+}
 
 impl Devices {
     /// Images of the devices for one disk. None: away.
     pub(crate) fn images(&self) -> Outcome<Vec<Option<OpenedImage>>> {
-        let image = |device: &Outcome<Arc<SharedFile>>| match device {
-            Ok(file) => file.image().map(Some).map_err(|e| crate::host::problem(&e)),
-            Err(_) => Ok(None),
-        };
-        self.0.iter().map(image).collect()
+        Ok(self.0.iter().map(Device::image).collect())
     }
 
     /// How many there are.
@@ -74,13 +103,13 @@ impl Devices {
 
     /// Why a device cannot be used, by number.
     pub(crate) fn problems(&self) -> Vec<Option<Problem>> {
-        let problem = |device: &Outcome<Arc<SharedFile>>| device.as_ref().err().cloned();
+        let problem = |device: &Device| device.file.as_ref().err().cloned();
         self.0.iter().map(problem).collect()
     }
 
     /// Whether none can be used.
     pub(crate) fn are_all_away(&self) -> bool {
-        self.0.iter().all(Result::is_err)
+        !self.0.iter().any(Device::is_usable)
     }
 }
 
@@ -165,8 +194,9 @@ impl Caches {
             devices::write_seen(file, &record)?;
         }
         made.keep();
-        let open = files.into_iter().map(|file| Ok(Arc::new(file))).collect();
-        locked(&self.open).insert(name.clone(), Arc::new(Devices(open)));
+        let open = (0..).zip(files);
+        let open = open.map(|(nth, file)| Device::new(Ok(Arc::new(file)), record.label(nth)));
+        locked(&self.open).insert(name.clone(), Arc::new(Devices(open.collect())));
         Ok(())
     }
 
@@ -188,7 +218,7 @@ impl Caches {
         let open = locked(&self.open).remove(name);
         if let Some(devices) = open {
             // Without its label, a device can become another cache.
-            for file in devices.0.iter().flatten() {
+            for file in devices.0.iter().flat_map(|device| &device.file) {
                 devices::clear_label(file)?;
             }
         }
@@ -199,21 +229,27 @@ impl Caches {
     pub(crate) fn devices(&self, name: &Name, record: &Record) -> Arc<Devices> {
         let mut open = locked(&self.open);
         if let Some(devices) = open.get(name)
-            && devices.0.iter().all(Result::is_ok)
+            && devices.0.iter().all(Device::is_usable)
         {
             return Arc::clone(devices);
         }
         let before = open.remove(name);
-        let files = (0..).zip(&record.devices).map(|(nth, path)| {
-            let kept = before
-                .as_ref()
-                .and_then(|devices| devices.0.get(usize::from(nth))?.as_ref().ok());
-            match kept {
-                Some(file) => Ok(Arc::clone(file)),
-                None => devices::open(name, path, nth, record).map(Arc::new),
-            }
+        // One that cannot be used is closed before it is opened again.
+        let usable = |device: &Device| device.is_usable().then(|| device.file.clone().ok());
+        let kept: Vec<Option<Arc<SharedFile>>> = before.map_or_else(Vec::new, |devices| {
+            let kept = devices.0.iter().map(usable);
+            kept.map(Option::flatten).collect()
         });
-        let devices = Arc::new(Devices(files.collect()));
+        let mut kept = kept.into_iter();
+        let devices = (0..).zip(&record.devices).map(|(nth, path)| {
+            let label = record.label(nth);
+            let file = match kept.next().flatten() {
+                Some(file) => Ok(file),
+                None => devices::open(name, path, nth, record).map(Arc::new),
+            };
+            Device::new(file, label)
+        });
+        let devices = Arc::new(Devices(devices.collect()));
         open.insert(name.clone(), Arc::clone(&devices));
         devices
     }
@@ -306,7 +342,7 @@ impl Caches {
     fn show(&self, name: &Name, record: &Record) -> Outcome<()> {
         let devices = self.devices(name, record);
         let mut shown = Err(devices.problems().into_iter().flatten().next());
-        for file in devices.0.iter().flatten() {
+        for file in devices.0.iter().flat_map(|device| &device.file) {
             devices::must_be_newest(name, file, record)?;
             match devices::write_seen(file, record) {
                 Ok(()) => shown = Ok(()),

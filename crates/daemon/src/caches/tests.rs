@@ -206,3 +206,28 @@ fn an_older_record_gives_no_chunks_and_its_devices_are_not_used() {
     let devices = again.devices(name, &again.record(name).unwrap());
     assert_eq!(devices.problems(), [None, None]);
 }
+
+#[test]
+fn a_device_that_was_overwritten_while_it_is_open_is_away_and_the_other_is_used() {
+    let place = Place::new();
+    let order = place.order("fast", &["a", "b"]);
+    place.create(&order).unwrap();
+    let record = place.caches.record(&order.name).unwrap();
+    let path = place.folder.path().join("b");
+    let label = record.label(1).encode();
+    let write = |bytes: &[u8]| {
+        let file = File::options().write(true).open(&path).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, bytes, 0).unwrap();
+    };
+    let usable = || {
+        let devices = place.caches.devices(&order.name, &record);
+        let images = devices.images().unwrap();
+        images.iter().map(Option::is_some).collect::<Vec<_>>()
+    };
+    assert_eq!(usable(), [true, true]);
+    write(&[0xdd; 512]);
+    assert_eq!(usable(), [true, false]);
+    assert_eq!(usable(), [true, false], "also when it was opened anew");
+    write(&label[..512]);
+    assert_eq!(usable(), [true, true], "it is back");
+}

@@ -11,7 +11,7 @@ use super::files::{Files, lock, open_both};
 use super::{Options, image_of};
 use crate::datastore::OpenedImage;
 use crate::datastore::condition::Condition;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -82,6 +82,14 @@ impl SharedFile {
     /// # Errors
     /// If it cannot be opened once more.
     pub fn image(&self) -> Result<OpenedImage> {
+        self.image_of(&[])
+    }
+
+    /// The same, if these bytes are at its beginning. Blocks.
+    ///
+    /// # Errors
+    /// If it cannot be opened once more or read, or has other bytes: after a hot plug another device may be there.
+    pub fn image_of(&self, beginning: &[u8]) -> Result<OpenedImage> {
         let options = Options::default();
         let shared = Options {
             read_only: true,
@@ -92,11 +100,13 @@ impl SharedFile {
             lock(&file, USERS, shared, Instant::now(), &self.path)?;
             Ok(file)
         };
-        let buffered = used(self.reopen(0)?)?;
         let direct = match &self.files.direct {
             None => None,
             Some((_, alignment)) => Some((used(self.reopen(libc::O_DIRECT)?)?, *alignment)),
         };
+        // Opened last: if this is the right device, the one before is it too, or is gone.
+        let buffered = used(self.reopen(0)?)?;
+        self.must_begin(&buffered, beginning)?;
         let files = Files {
             buffered,
             kind: self.files.kind,
@@ -107,6 +117,18 @@ impl SharedFile {
         let (image, info) = image_of(files, &self.path, options, &condition);
         let opened = OpenedImage::new(Box::new(image), info);
         Ok(opened.with_condition(condition))
+    }
+
+    fn must_begin(&self, file: &File, beginning: &[u8]) -> Result<()> {
+        let path = self.path.display();
+        let mut found = vec![0; beginning.len()];
+        file.read_exact_at(&mut found, 0)
+            .map_err(|e| Error::io(format!("cannot read {path}"), e))?;
+        if found == beginning {
+            return Ok(());
+        }
+        let text = format!("{path} is another device now, or was overwritten");
+        Err(Error::new(Kind::Invalid, text))
     }
 
     /// The same file, whatever is at its path now, as an open file of its own.
@@ -124,7 +146,22 @@ impl SharedFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Kind;
+
+    #[test]
+    fn a_device_that_begins_with_other_bytes_than_before_gives_no_image() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let path = folder.path().join("flash");
+        File::create(&path)
+            .and_then(|file| file.set_len(1 << 20))
+            .expect("a file");
+        let owner = SharedFile::open(&path, Duration::ZERO).expect("it opens");
+        owner.write_at(b"label", 0).expect("a write");
+        owner.image_of(b"label").expect("its own bytes");
+        let stranger = File::options().write(true).open(&path).expect("it opens");
+        stranger.write_all_at(b"other", 0).expect("a write");
+        let refused = owner.image_of(b"label").err().map(|e| e.kind());
+        assert_eq!(refused, Some(Kind::Invalid));
+    }
 
     #[test]
     fn others_wait_for_the_last_image_and_not_only_for_its_owner() {
