@@ -182,7 +182,22 @@ fn whichever_io_of_an_act_fails_a_disk_with_a_whole_member_has_no_error() {
     let written = Act::Guest(write(7, 2, Flags::NONE));
     let (flush, dropped) = (Act::Guest(flush), Act::Order(LayoutOrder::Drop(one)));
     let replaced = |target| Act::Order(LayoutOrder::Replace(Target(target)));
-    let acts: [&[Act]; 10] = [
+    let beyond = GuestRequest {
+        sector: SECTORS + 6,
+        ..write(0, 4, Flags::NONE)
+    };
+    let resized = [
+        written,
+        Act::Resize,
+        Act::Guest(beyond),
+        dropped,
+        Act::Resize,
+        Act::Guest(beyond),
+        Act::Order(LayoutOrder::Rebuild(one)),
+        written,
+    ];
+    let acts: [&[Act]; 11] = [
+        &resized,
         &[written, flush, Act::Guest(read)],
         &[written, Act::Guest(discard), Act::Guest(read), flush],
         &[written, dropped, written, Act::Guest(read)],
@@ -220,6 +235,39 @@ fn whichever_io_of_an_act_fails_a_disk_with_a_whole_member_has_no_error() {
     }
     let moves = [Act::Move, written, Act::Guest(read), Act::Move, written];
     holds_whatever_fails(Shape::Movable, false, &moves);
+}
+
+#[test]
+fn a_disk_that_is_resized_keeps_its_promises_through_a_crash_at_every_step() {
+    let beyond = |op| {
+        Act::Guest(GuestRequest {
+            op,
+            sector: SECTORS - 2,
+            ..write(0, 8, Flags::FUA)
+        })
+    };
+    let acts = [
+        Act::Resize,
+        Act::Guest(write(SECTORS - 2, 2, Flags::NONE)),
+        beyond(Op::Write),
+        beyond(Op::WriteZeroes),
+    ];
+    let depth = Depth {
+        longest: 3,
+        faults: true,
+        runs: 40,
+    };
+    for shape in [
+        Shape::Plain,
+        Shape::Stripe { targets: 2 },
+        Shape::Mirror { members: 2 },
+        Shape::MirrorStripe { members: 4 },
+    ] {
+        let found = explore(&disk(shape, &[]), &acts, depth);
+        if let Some(failure) = &found.failure {
+            panic_with(failure);
+        }
+    }
 }
 
 #[test]

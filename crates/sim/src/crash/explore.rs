@@ -47,6 +47,8 @@ pub enum Act {
     Move,
     /// The mirror gets one more member.
     Grow,
+    /// The disk grows by a few rows of any stripe. Before, no front end passes on requests beyond its end.
+    Resize,
     /// The disk is detached and attached again.
     Detach,
     /// The cache writes back from now on, or through.
@@ -60,6 +62,7 @@ pub enum Act {
 impl Act {
     fn run(self, world: &mut World) {
         match self {
+            Act::Guest(request) if request.sector + request.sectors > world.sectors() => {}
             Act::Guest(request) => world.submit(request),
             Act::Fickle(request) => world.submit_fickle(request),
             Act::Scribble => world.scribble(),
@@ -67,6 +70,7 @@ impl Act {
             Act::Wait => world.wait(1),
             Act::Move => drop(world.advance_move()),
             Act::Grow => world.grow(),
+            Act::Resize => world.resize(world.sectors() + ROWS),
             Act::ChangeMode => world.change_mode(),
             Act::GrowCache => world.grow_cache(),
             Act::ShrinkCache => world.shrink_cache(),
@@ -87,6 +91,9 @@ impl Act {
         }
     }
 }
+
+/// Sectors of some rows of a stripe of two, three or four.
+const ROWS: u64 = 96;
 
 /// Requests to three sectors from `first` on, whose workloads cover what a disk can get wrong: overlap, FUA, flush,
 /// discard, zeroes.

@@ -27,11 +27,16 @@ impl World {
         }
     }
 
-    /// A disk of one image grows to so many sectors.
+    /// The disk grows to so many sectors: its images first, then the descriptor. It does not grow while it moves.
     pub fn resize(&mut self, sectors: u64) {
+        if self.is_moving() || self.detached {
+            return;
+        }
         self.note(|| format!("the disk has {sectors} sectors from now on"));
         self.setup.sectors = sectors;
-        self.stores[0].grow(sectors);
+        for (target, store) in (0..).zip(&mut self.stores) {
+            store.grow(self.setup.shape.sectors_of(target, sectors));
+        }
         let size = sectors * SECTOR as u64;
         self.handle(Event::Resize { disk: DISK, size });
     }

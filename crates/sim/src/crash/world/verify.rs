@@ -16,6 +16,7 @@ use tidegate_core::request::{Flags, Op};
 impl World {
     /// Reads these sectors twice, once nothing is under way. A disk that has not opened is started with all its targets.
     pub fn verify(&mut self, sectors: Range<u64>, choices: &mut dyn Choose) {
+        let sectors = sectors.start..sectors.end.min(self.setup.sectors);
         self.finish();
         if let (Some(Err(_)), true) = (self.opened, self.away != 0 || self.failed_since_start) {
             self.restart(choices, 0);
