@@ -162,6 +162,8 @@ pub struct Cache {
     /// I/Os that wait for pages to settle, and for the cleaner.
     settling: Vec<u32>,
     behind: Vec<u32>,
+    /// Parts that go to the disk once their page is not being cleaned.
+    parts_behind: Vec<u32>,
     /// Parts and I/Os that no device can record.
     stranded: Vec<u32>,
     stranded_ops: Vec<u32>,
@@ -400,6 +402,7 @@ impl Cache {
             unsettled: BTreeMap::new(),
             settling: Vec::new(),
             behind: Vec::new(),
+            parts_behind: Vec::new(),
             stranded: Vec::new(),
             stranded_ops: Vec::new(),
             held: Vec::new(),
@@ -702,7 +705,8 @@ impl Cache {
         }
         self.mode = mode;
         // What is dirty until now may be durable on flash only, also if the disk has it.
-        self.keeps_dirty = mode.is_write_back() || self.cleaner.dirty_pages() > 0;
+        self.keeps_dirty =
+            mode.is_write_back() || self.keeps_dirty && self.cleaner.dirty_pages() > 0;
         self.heading.header.write_back = self.keeps_dirty;
         self.must_head(cx);
         if !mode.is_write_back() {
@@ -805,7 +809,7 @@ impl Layout for Cache {
             FILL => self.fill_read(cx, number, outcome),
             COPY_READ => self.copy_read(cx, number, outcome),
             COPY_WRITE => self.copy_written(cx, number, outcome),
-            CLEAN_READ => self.dirty_read(cx, number, target, outcome),
+            CLEAN_READ => self.dirty_read(cx, number, (target, aux.0), outcome),
             CLEAN_WRITE => self.dirty_written(cx, number, outcome),
             _ => unreachable!("the cache issues no other I/O"),
         }

@@ -59,19 +59,20 @@ impl Cache {
     }
 
     /// Pages with a dirty block that the range covers in part.
-    fn dirty_edges(&self, start: u64, end: u64) -> impl Iterator<Item = u32> + '_ {
+    fn dirty_edges(&self, start: u64, end: u64) -> impl Iterator<Item = (u32, usize)> + '_ {
         let edges = [start, end].into_iter();
         let edges = edges.filter(|edge| !edge.is_multiple_of(super::CACHE_BLOCK));
         edges.filter_map(|edge| {
             let (page, block) = super::block_of(edge);
             let slot = self.map.find(page)?;
-            (self.map.masks(slot).1 >> block & 1 == 1).then_some(page)
+            (self.map.masks(slot).1 >> block & 1 == 1).then_some((page, block))
         })
     }
 
     /// Asks the cleaner for these. Returns whether there are some.
     fn want_edges(&mut self, start: u64, end: u64) -> bool {
-        let edges: Vec<u32> = self.dirty_edges(start, end).collect();
+        let edges = self.dirty_edges(start, end).map(|(page, _)| page);
+        let edges: Vec<u32> = edges.collect();
         edges.iter().for_each(|page| self.cleaner.want(*page));
         !edges.is_empty()
     }
@@ -79,7 +80,7 @@ impl Cache {
     /// Whether one of these cannot be cleaned.
     fn has_stuck_edge(&self, start: u64, end: u64) -> bool {
         let mut edges = self.dirty_edges(start, end);
-        edges.any(|page| self.cleaner.is_stuck(page))
+        edges.any(|(page, block)| self.cleaner.is_stuck(page, block))
     }
 
     /// Gives up the clean or the dirty blocks of a range. Returns the last change, if there was one.
@@ -130,7 +131,7 @@ impl Cache {
                 self.cleaner.cleaned(page);
             }
         }
-        self.cleaner.forget(page, blocks);
+        self.cleaner.dropped(page, blocks);
         let change = self.change(cx, page);
         self.unsettled.insert(page, change);
         self.after(change, Waiter::Settled(page));
@@ -190,8 +191,14 @@ impl Cache {
 
     /// Goes on with I/Os that waited for the cleaner.
     pub(super) fn resume_behind(&mut self, cx: &mut LayoutCx<'_>) {
+        for part in core::mem::take(&mut self.parts_behind) {
+            self.part_to_disk(cx, part);
+        }
         for number in core::mem::take(&mut self.behind) {
-            self.modify_locked(cx, number);
+            match self.ops.at(number).stage {
+                Stage::GivesUpClean => self.around(cx, number),
+                _ => self.modify_locked(cx, number),
+            }
         }
     }
 
@@ -205,6 +212,10 @@ impl Cache {
 
     fn around_to_disk(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
         let io = self.ops.at(number).io;
+        if self.cleaner.overlaps(io.offset, io.offset + io.len) {
+            // It has begun meanwhile: its older bytes must not come to the disk after these.
+            return self.behind.push(number);
+        }
         let mut dirty = false;
         for page in self.cleaner.dirty_between(io.offset, io.offset + io.len) {
             let blocks = super::blocks_within(page, io.offset, io.offset + io.len);

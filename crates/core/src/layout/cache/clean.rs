@@ -46,13 +46,15 @@ pub(super) struct Cleaner {
     replaced: BTreeMap<u32, u16>,
     /// Pages that somebody waits for.
     wanted: BTreeSet<u32>,
-    /// Pages whose bytes are not as they were written.
-    broken: BTreeSet<u32>,
+    /// Dirty blocks whose bytes are not as they were written, on any device.
+    broken: BTreeMap<u32, u16>,
+    /// What the disk must have before everything counts as clean: it was dirty when that was asked for.
+    owed: Owed,
     /// The next page.
     cursor: u32,
     /// Pages that are still cleaned in this pass.
     pass: usize,
-    /// Everything is cleaned, and nothing else begins before.
+    /// What is owed is cleaned, and then that is reported.
     pub(super) all: bool,
     /// When the next pass begins because of age.
     age_at: Option<Time>,
@@ -72,7 +74,12 @@ struct Item {
     checks: [u16; BLOCKS],
     /// Reads, checksums or writes that have not ended.
     open: u32,
-    is_bad: bool,
+    /// Whether a read or a write of it has failed. Then its blocks are read one by one.
+    is_failed: bool,
+    one_by_one: bool,
+    /// Blocks that the device does not have as they were written, and those that no device tried so far has.
+    bad: u16,
+    bad_everywhere: u16,
     /// Devices that were tried, one bit each, and the one that is tried now.
     tried: u8,
     device: Target,
@@ -80,11 +87,58 @@ struct Item {
     disturbed: u16,
 }
 
+/// Blocks that are owed to the disk. A block leaves this once the disk has these bytes of it, or newer ones, durably.
+#[derive(Default)]
+struct Owed {
+    /// The disk does not have them.
+    left: BTreeMap<u32, u16>,
+    /// The disk has them, but perhaps not durably.
+    written: BTreeMap<u32, u16>,
+    /// The same, covered by the flush that is under way.
+    flushing: BTreeMap<u32, u16>,
+}
+
+impl Owed {
+    fn is_empty(&self) -> bool {
+        self.left.is_empty() && self.written.is_empty() && self.flushing.is_empty()
+    }
+
+    /// The disk has them, perhaps not durably.
+    fn wrote(&mut self, page: u32, blocks: u16) {
+        let left = self.left.get(&page).copied().unwrap_or(0) & blocks;
+        take_from(&mut self.left, page, left);
+        add_to(&mut self.written, page, left);
+    }
+
+    /// Nobody waits for these any more.
+    fn forgive(&mut self, page: u32, blocks: u16) {
+        for set in [&mut self.left, &mut self.written, &mut self.flushing] {
+            take_from(set, page, blocks);
+        }
+    }
+}
+
+fn add_to(set: &mut BTreeMap<u32, u16>, page: u32, blocks: u16) {
+    if blocks != 0 {
+        *set.entry(page).or_default() |= blocks;
+    }
+}
+
+fn take_from(set: &mut BTreeMap<u32, u16>, page: u32, blocks: u16) {
+    if let Some(of) = set.get_mut(&page) {
+        *of &= !blocks;
+        if *of == 0 {
+            set.remove(&page);
+        }
+    }
+}
+
 impl Cleaner {
     /// These blocks have become dirty.
     pub(super) fn dirtied(&mut self, page: u32, blocks: u16, now: Time) {
         self.dirty.insert(page);
         self.forget(page, blocks);
+        take_from(&mut self.broken, page, blocks);
         self.age_at.get_or_insert(now + MAX_AGE);
     }
 
@@ -101,24 +155,21 @@ impl Cleaner {
 
     /// That has ended.
     pub(super) fn replaced(&mut self, page: u32, blocks: u16) {
-        if let Some(of) = self.replaced.get_mut(&page) {
-            *of &= !blocks;
-            if *of == 0 {
-                self.replaced.remove(&page);
-            }
-        }
+        take_from(&mut self.replaced, page, blocks);
+    }
+
+    /// These blocks are not in the cache any more, and the disk needs nothing of them.
+    pub(super) fn dropped(&mut self, page: u32, blocks: u16) {
+        self.forget(page, blocks);
+        self.owed.forgive(page, blocks);
+        take_from(&mut self.broken, page, blocks);
     }
 
     /// What the disk has of these blocks is not the newest, or they are not cached any more.
     pub(super) fn forget(&mut self, page: u32, blocks: u16) {
         let sets = [Some(&mut self.written), self.flushing.as_mut()];
         for set in sets.into_iter().flatten() {
-            if let Some(of) = set.get_mut(&page) {
-                *of &= !blocks;
-                if *of == 0 {
-                    set.remove(&page);
-                }
-            }
+            take_from(set, page, blocks);
         }
         if let Some(item) = self.items.get_mut(&page) {
             item.disturbed |= blocks;
@@ -135,9 +186,28 @@ impl Cleaner {
 
     /// The disk has the newest bytes of these blocks, perhaps not durably.
     pub(super) fn wrote(&mut self, page: u32, blocks: u16) {
-        if blocks != 0 {
-            *self.written.entry(page).or_default() |= blocks;
-        }
+        add_to(&mut self.written, page, blocks);
+        self.owed.wrote(page, blocks);
+    }
+
+    /// The disk has a version of these blocks that is not the newest one.
+    fn wrote_older(&mut self, page: u32, blocks: u16) {
+        self.owed.wrote(page, blocks);
+    }
+
+    /// Which of these blocks are owed, and not on the disk.
+    pub(super) fn owes(&self, page: u32, blocks: u16) -> u16 {
+        self.owed.left.get(&page).copied().unwrap_or(0) & blocks
+    }
+
+    /// These blocks cannot be cleaned.
+    fn breaks(&mut self, page: u32, blocks: u16) {
+        add_to(&mut self.broken, page, blocks);
+        self.owed.forgive(page, blocks);
+    }
+
+    fn broken_of(&self, page: u32) -> u16 {
+        self.broken.get(&page).copied().unwrap_or(0)
     }
 
     /// Dirty blocks of a page that the disk has, perhaps not durably.
@@ -151,9 +221,14 @@ impl Cleaner {
         self.wanted.insert(page);
     }
 
-    /// Whether this page cannot be cleaned now: its bytes are not as they were written, or the disk fails.
-    pub(super) fn is_stuck(&self, page: u32) -> bool {
-        self.broken.contains(&page) || self.retry_at.is_some()
+    /// Whether this block cannot be cleaned now: its bytes are not as they were written, or the disk fails.
+    pub(super) fn is_stuck(&self, page: u32, block: usize) -> bool {
+        self.broken_of(page) >> block & 1 == 1 || self.retry_at.is_some()
+    }
+
+    /// Whether this page is being cleaned.
+    pub(super) fn is_cleaning(&self, page: u32) -> bool {
+        self.items.contains_key(&page)
     }
 
     /// Whether a page of the range is being cleaned.
@@ -185,11 +260,44 @@ impl Cleaner {
 
     /// A flush of the disk begins. Returns whether it covers blocks: one does at a time.
     pub(super) fn begin_flush(&mut self) -> bool {
-        if self.flushing.is_some() || self.written.is_empty() {
+        if self.flushing.is_some() || !self.has_written() {
             return false;
         }
         self.flushing = Some(core::mem::take(&mut self.written));
+        self.owed.flushing = core::mem::take(&mut self.owed.written);
         true
+    }
+
+    /// Whether a flush of the disk makes something clean.
+    fn has_written(&self) -> bool {
+        !self.written.is_empty() || !self.owed.written.is_empty()
+    }
+
+    /// The flush that is under way has ended. Returns what it covers.
+    fn end_flush(&mut self, outcome: Outcome) -> BTreeMap<u32, u16> {
+        let owed = core::mem::take(&mut self.owed.flushing);
+        if outcome.is_err() {
+            for (page, blocks) in owed {
+                add_to(&mut self.owed.written, page, blocks);
+            }
+        }
+        self.flushing.take().unwrap_or_default()
+    }
+
+    /// The next page that is cleaned, and how many there are.
+    fn next_page(&self, only_owed: bool) -> Option<(u32, usize)> {
+        match only_owed {
+            true => {
+                let pages = &self.owed.left;
+                let next = pages.range(self.cursor..).next().or(pages.iter().next());
+                next.map(|(page, _)| (*page, pages.len()))
+            }
+            false => {
+                let next = self.dirty.range(self.cursor..).next();
+                let next = next.or(self.dirty.first());
+                next.map(|page| (*page, self.dirty.len()))
+            }
+        }
     }
 
     pub(super) fn deadline(&self) -> Option<Time> {
@@ -234,19 +342,44 @@ impl Cache {
 
     /// Cleans everything, and reports when that is done.
     pub(super) fn clean_all(&mut self, cx: &mut LayoutCx<'_>) {
+        self.owe_dirty();
         self.cleaner.all = true;
         self.cleaner.is_paused = false;
         self.advance_cleaner(cx);
         self.cleaning_advanced(cx);
     }
 
-    /// Whether there is a reason to clean now.
+    /// What is dirty now is owed to the disk. What guests write meanwhile is not: cleaning must have an end.
+    fn owe_dirty(&mut self) {
+        let mut owed = Owed::default();
+        for page in &self.cleaner.dirty {
+            let Some(slot) = self.map.find(*page) else {
+                continue;
+            };
+            let cleaner = &self.cleaner;
+            let of = |set: Option<&BTreeMap<u32, u16>>| set.and_then(|set| set.get(page).copied());
+            let dirty = self.map.masks(slot).1 & !cleaner.broken_of(*page);
+            let written = dirty & of(Some(&cleaner.written)).unwrap_or(0);
+            let flushing = dirty & of(cleaner.flushing.as_ref()).unwrap_or(0);
+            add_to(&mut owed.written, *page, written);
+            add_to(&mut owed.flushing, *page, flushing);
+            add_to(&mut owed.left, *page, dirty & !written & !flushing);
+        }
+        self.cleaner.owed = owed;
+    }
+
+    /// Whether there is a reason to clean all that is dirty.
     fn must_clean(&self) -> bool {
         let cleaner = &self.cleaner;
         let pages = self.map.len() as usize;
         // Above two fifths of the slots, down to three tenths.
         let high = cleaner.dirty.len() * 10 > pages * if cleaner.pass > 0 { 3 } else { 4 };
-        cleaner.all || cleaner.pass > 0 || high
+        cleaner.pass > 0 || high
+    }
+
+    /// Whether there is a reason to clean something.
+    fn cleans(&self) -> bool {
+        self.cleaner.all && !self.cleaner.owed.left.is_empty() || self.must_clean()
     }
 
     /// Cleans the next pages.
@@ -262,23 +395,22 @@ impl Cache {
             }
         }
         let mut looked = 0;
-        while self.must_clean() && self.cleaner.items.len() < TOGETHER {
-            let cleaner = &self.cleaner;
-            looked += 1;
-            if looked > cleaner.dirty.len() {
-                break;
-            }
-            let next = cleaner.dirty.range(cleaner.cursor..).next();
-            let Some(page) = next.or(cleaner.dirty.first()).copied() else {
+        while self.cleans() && self.cleaner.items.len() < TOGETHER {
+            let only_owed = !self.must_clean();
+            let Some((page, pages)) = self.cleaner.next_page(only_owed) else {
                 break;
             };
+            looked += 1;
+            if looked > pages {
+                break;
+            }
             self.cleaner.cursor = page.wrapping_add(1);
             self.cleaner.pass = self.cleaner.pass.saturating_sub(1);
             let start = u64::from(page) * PAGE;
             let taken = self.cleaner.items.contains_key(&page)
-                || self.cleaner.broken.contains(&page)
                 || self.is_fresh(page)
-                || self.lock.is_held(start, start + PAGE);
+                // A page that guests write all the time is cleaned nevertheless if that is owed.
+                || !only_owed && self.lock.is_held(start, start + PAGE);
             if !taken && !self.begin_cleaning(cx, page) {
                 break;
             }
@@ -289,10 +421,11 @@ impl Cache {
     /// Flushes the disk once enough was written to it, or nothing else is to be done.
     fn flush_written(&mut self, cx: &mut LayoutCx<'_>) {
         let cleaner = &self.cleaner;
-        if cleaner.written.is_empty() || cleaner.flushing.is_some() {
+        if !cleaner.has_written() || cleaner.flushing.is_some() {
             return;
         }
-        let ends = cleaner.items.is_empty() && (self.mode.is_write_back() || self.must_clean());
+        let ends = cleaner.items.is_empty()
+            && (self.mode.is_write_back() || cleaner.all || self.must_clean());
         if ends || cleaner.written.len() >= FLUSH_AFTER || !self.behind.is_empty() {
             self.flush_disk(cx, None);
         }
@@ -311,8 +444,7 @@ impl Cache {
 
     /// Goes on with pages that were fresh.
     pub(super) fn clean_recorded(&mut self, cx: &mut LayoutCx<'_>) {
-        if !self.cleaner.fresh.is_empty() && (self.must_clean() || !self.cleaner.wanted.is_empty())
-        {
+        if !self.cleaner.fresh.is_empty() && (self.cleans() || !self.cleaner.wanted.is_empty()) {
             self.advance_cleaner(cx);
         }
     }
@@ -324,7 +456,8 @@ impl Cache {
             return true;
         };
         let replaced = self.cleaner.replaced.get(&page).copied().unwrap_or(0);
-        let blocks = self.map.masks(slot).1 & !self.cleaner.on_disk(page) & !replaced;
+        let skipped = self.cleaner.on_disk(page) | replaced | self.cleaner.broken_of(page);
+        let blocks = self.map.masks(slot).1 & !skipped;
         if blocks == 0 {
             return true;
         }
@@ -348,7 +481,10 @@ impl Cache {
                 blocks,
                 checks,
                 open: 0,
-                is_bad: false,
+                is_failed: false,
+                one_by_one: false,
+                bad: 0,
+                bad_everywhere: blocks,
                 tried: 0,
                 device: BACKING,
                 disturbed: 0,
@@ -368,26 +504,23 @@ impl Cache {
         let (slot, tried, arena) = (item.slot, item.tried, item.arena);
         // What was written meanwhile is cleaned another time.
         item.blocks &= !item.disturbed;
-        item.is_bad = false;
-        let blocks = item.blocks;
+        let (blocks, one_by_one) = (item.blocks, item.one_by_one);
         if blocks == 0 {
             return self.cleaning_ended(cx, page);
         }
         let Some(device) = self.reader(cx, tried) else {
-            if self.keeps_dirty {
-                self.cleaner.broken.insert(page);
-                self.corrupt(cx, page);
-            } else if self.is_writable() {
-                // The disk has had every answered write.
-                self.drop_blocks(cx, page, blocks);
-            }
-            return self.cleaning_ended(cx, page);
+            return self.dirty_unreadable(cx, page);
         };
+        self.item(page).bad = 0;
         let item = self.item(page);
         (item.open, item.device) = (1, device);
         let twin = self.map.twin(slot);
         for slot in core::iter::once(slot).chain(twin) {
-            for (first, count) in runs(self.map.slot(slot).valid & blocks) {
+            let valid = self.map.slot(slot).valid & blocks;
+            let singles = blocks_of(valid)
+                .map(|block| (block, 1))
+                .filter(|_| one_by_one);
+            for (first, count) in runs(valid).filter(|_| !one_by_one).chain(singles) {
                 self.item(page).open += 1;
                 let sub = SubIo {
                     target: device,
@@ -398,10 +531,35 @@ impl Cache {
                     data: arena.skip(at_block(first)),
                     background: true,
                 };
-                cx.issue(tag(CLEAN_READ, page, device), sub);
+                cx.issue(tag(CLEAN_READ, page, device) | super::aux(first, 0), sub);
             }
         }
-        self.dirty_read(cx, page, device, Ok(()));
+        self.dirty_read(cx, page, (device, 0), Ok(()));
+    }
+
+    /// No device has all dirty blocks of a page as they were written. Those that the last one has are cleaned.
+    fn dirty_unreadable(&mut self, cx: &mut LayoutCx<'_>, page: u32) {
+        let item = self.item(page);
+        if item.is_failed && !item.one_by_one {
+            // Perhaps not all of a run is unreadable.
+            (item.one_by_one, item.tried, item.bad_everywhere) = (true, 0, item.blocks);
+            return self.read_dirty(cx, page);
+        }
+        item.is_failed = false;
+        let broken = item.blocks & item.bad_everywhere;
+        item.blocks &= !item.bad;
+        let is_tried = item.tried != 0;
+        if self.keeps_dirty {
+            self.cleaner.breaks(page, broken);
+            self.corrupt(cx, page);
+        } else if self.is_writable() {
+            // The disk has had every answered write.
+            self.drop_blocks(cx, page, broken);
+        }
+        match is_tried {
+            true => self.write_dirty(cx, page),
+            false => self.cleaning_ended(cx, page),
+        }
     }
 
     /// A device has read a run of a page's dirty blocks.
@@ -409,20 +567,25 @@ impl Cache {
         &mut self,
         cx: &mut LayoutCx<'_>,
         page: u32,
-        device: Target,
+        (device, block): (Target, usize),
         outcome: Outcome,
     ) {
         let item = self.item(page);
         item.open -= 1;
-        item.is_bad |= outcome.is_err();
+        if outcome.is_err() {
+            item.is_failed = true;
+            item.bad |= match item.one_by_one {
+                true => 1 << block,
+                false => item.blocks,
+            };
+        }
         if item.open > 0 {
             return;
         }
-        if item.is_bad {
-            item.tried |= super::bit(item.device);
-            return self.read_dirty(cx, page);
+        let (blocks, arena) = (item.blocks & !item.bad, item.arena);
+        if blocks == 0 {
+            return self.tried(cx, page);
         }
-        let (blocks, arena) = (item.blocks, item.arena);
         item.open = blocks.count_ones();
         for block in blocks_of(blocks) {
             let tag = tag(CLEAN_SUM, page, device) | super::aux(block, 0);
@@ -442,20 +605,30 @@ impl Cache {
         item.open -= 1;
         // One that was written meanwhile is not cleaned now.
         let matters = item.disturbed >> block & 1 == 0;
-        item.is_bad |= matters && item.checks[block] != super::check(sum);
+        if matters && item.checks[block] != super::check(sum) {
+            item.bad |= 1 << block;
+        }
         if item.open > 0 {
             return;
         }
-        if item.is_bad {
-            item.tried |= super::bit(item.device);
-            return self.read_dirty(cx, page);
+        match item.bad & !item.disturbed {
+            0 => self.write_dirty(cx, page),
+            _ => self.tried(cx, page),
         }
-        self.write_dirty(cx, page);
+    }
+
+    /// A device does not have all of a page's dirty blocks: the next one may.
+    fn tried(&mut self, cx: &mut LayoutCx<'_>, page: u32) {
+        let item = self.item(page);
+        item.tried |= super::bit(item.device);
+        item.bad_everywhere &= item.bad;
+        self.read_dirty(cx, page);
     }
 
     fn write_dirty(&mut self, cx: &mut LayoutCx<'_>, page: u32) {
         let item = self.item(page);
         item.blocks &= !item.disturbed;
+        item.is_failed = false;
         let (blocks, arena) = (item.blocks, item.arena);
         let is_given_up = self.state == State::Losing;
         if blocks == 0 || is_given_up {
@@ -483,14 +656,15 @@ impl Cache {
         self.unflushed = true;
         let item = self.item(page);
         item.open -= 1;
-        item.is_bad |= outcome.is_err();
+        item.is_failed |= outcome.is_err();
         if item.open > 0 {
             return;
         }
-        match item.is_bad {
+        match item.is_failed {
             false => {
-                let blocks = item.blocks & !item.disturbed;
-                self.cleaner.wrote(page, blocks);
+                let (blocks, disturbed) = (item.blocks, item.disturbed);
+                self.cleaner.wrote(page, blocks & !disturbed);
+                self.cleaner.wrote_older(page, blocks & disturbed);
             }
             true => self.cleaner.retry_at = Some(cx.now() + RETRY),
         }
@@ -511,7 +685,7 @@ impl Cache {
 
     /// A flush of the disk that covers written blocks has ended.
     pub(super) fn disk_flushed(&mut self, cx: &mut LayoutCx<'_>, outcome: Outcome) {
-        let covered = self.cleaner.flushing.take().unwrap_or_default();
+        let covered = self.cleaner.end_flush(outcome);
         for (page, blocks) in covered {
             if outcome.is_err() {
                 self.cleaner.wrote(page, blocks);
@@ -548,11 +722,7 @@ impl Cache {
             let fault = Fault::Gone;
             return cx.notice(LayoutNotice::CacheLost { fault, dirty: 0 });
         }
-        if !is_lost
-            && cleaner.all
-            && cleaner.dirty.len() == cleaner.broken.len()
-            && cleaner.items.is_empty()
-        {
+        if !is_lost && cleaner.all && cleaner.owed.is_empty() {
             cleaner.all = false;
             let left = cleaner.broken.len() as u64;
             self.keeps_dirty &= self.mode.is_write_back() || left > 0;

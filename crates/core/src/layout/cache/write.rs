@@ -571,17 +571,32 @@ impl Cache {
         self.part_to_disk(cx, number);
     }
 
-    /// Writes a part to the disk.
-    fn part_to_disk(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
+    /// Writes a part to the disk. A block that it covers in part goes there whole if the disk lacks its other bytes.
+    pub(super) fn part_to_disk(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
         let part = self.parts.peek(number);
+        if self.cleaner.is_cleaning(part.page) {
+            // Its older bytes must not come to the disk after these.
+            return self.parts_behind.push(number);
+        }
+        let owed = self.cleaner.owes(part.page, edges(part.start, part.len));
+        let (mut start, mut end) = (part.start, part.start + part.len);
+        let first = start / CACHE_BLOCK * CACHE_BLOCK;
+        if owed >> (first % PAGE / CACHE_BLOCK) & 1 == 1 {
+            start = first;
+        }
+        if owed >> ((end - 1) % PAGE / CACHE_BLOCK) & 1 == 1 {
+            end = end.next_multiple_of(CACHE_BLOCK).min(self.size);
+        }
+        let part = self.parts.at(number);
+        (part.start, part.len) = (start, end - start);
         let arena = part.arena.expect("it has a buffer until it ends");
         let sub = SubIo {
             target: BACKING,
             op: Op::Write,
             flags: part.flags,
-            offset: part.start,
-            len: part.len,
-            data: arena.skip(super::skip(part.start % PAGE)),
+            offset: start,
+            len: end - start,
+            data: arena.skip(super::skip(start % PAGE)),
             background: false,
         };
         cx.issue(tag(BACK, number, BACKING), sub);
