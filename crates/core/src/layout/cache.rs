@@ -407,7 +407,7 @@ impl Cache {
             stranded_ops: Vec::new(),
             held: Vec::new(),
             unflushed: true,
-            loose: Loose::default(),
+            loose: Loose::all(),
             last_read: 0,
             closing: false,
             detaching: false,

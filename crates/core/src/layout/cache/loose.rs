@@ -3,6 +3,8 @@
 //! What is read of them and becomes part of the cache counts as dirty until the disk is flushed: otherwise the cache would
 //! have them after a crash that takes them from the disk, and a read would later go back in time.
 //!
+//! At its start a cache does not know what the disk has durably: every block is loose until the first flush.
+//!
 //! # Always true
 //! - a block is loose from the begin of its write until a flush has ended that began after the write's end
 
@@ -20,6 +22,14 @@ pub(super) struct Loose {
 }
 
 impl Loose {
+    /// All blocks: it is not known what was written before, and not flushed.
+    pub(super) fn all() -> Loose {
+        Loose {
+            all: true,
+            ..Loose::default()
+        }
+    }
+
     pub(super) fn add(&mut self, start: u64, len: u64) {
         for piece in in_pages(start, len) {
             if self.pages.len() >= MOST {
