@@ -85,6 +85,8 @@ struct Item {
     device: Target,
     /// Blocks that were written meanwhile.
     disturbed: u16,
+    /// Of these, the ones that were written before it was noted what is owed: their older bytes do not pay it.
+    outdated: u16,
 }
 
 /// Blocks that are owed to the disk. A block leaves this once the disk has these bytes of it, or newer ones, durably.
@@ -366,6 +368,9 @@ impl Cache {
             add_to(&mut owed.left, *page, dirty & !written & !flushing);
         }
         self.cleaner.owed = owed;
+        for item in self.cleaner.items.values_mut() {
+            item.outdated = item.disturbed;
+        }
     }
 
     /// Whether there is a reason to clean all that is dirty.
@@ -488,6 +493,7 @@ impl Cache {
                 tried: 0,
                 device: BACKING,
                 disturbed: 0,
+                outdated: 0,
             },
         );
         self.read_dirty(cx, page);
@@ -663,8 +669,9 @@ impl Cache {
         match item.is_failed {
             false => {
                 let (blocks, disturbed) = (item.blocks, item.disturbed);
+                let older = blocks & disturbed & !item.outdated;
                 self.cleaner.wrote(page, blocks & !disturbed);
-                self.cleaner.wrote_older(page, blocks & disturbed);
+                self.cleaner.wrote_older(page, older);
             }
             true => self.cleaner.retry_at = Some(cx.now() + RETRY),
         }
