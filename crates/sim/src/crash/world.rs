@@ -114,6 +114,8 @@ pub struct World {
     /// Whether the cache gets a chunk by an order that is not answered yet, or gives one back.
     growing: bool,
     shrinking: bool,
+    /// Whether that order is not answered.
+    shrink_asked: bool,
     /// Flash devices with decayed blocks, one bit each.
     decayed: u32,
     /// A number for each block of which a checksum was computed: they never collide.
@@ -216,6 +218,7 @@ impl World {
             uses: 0,
             growing: false,
             shrinking: false,
+            shrink_asked: false,
             decayed: 0,
             sums: BTreeMap::new(),
             gave_up: false,
@@ -691,6 +694,7 @@ impl World {
         self.detached = false;
         self.ordered = 0;
         (self.growing, self.shrinking) = (false, false);
+        self.shrink_asked = false;
         self.faulty |= away;
         self.failed_since_start = false;
         self.lost_since_start = false;
@@ -743,6 +747,7 @@ impl World {
         (self.detached, self.moving, self.ordered) = (false, Move::None, 0);
         self.replacing = None;
         (self.growing, self.shrinking) = (false, false);
+        self.shrink_asked = false;
         self.attach();
     }
 }

@@ -80,18 +80,20 @@ impl World {
     pub fn shrink_cache(&mut self) {
         let quiet = self.ordered == 0 && !self.growing && !self.shrinking;
         if quiet && self.has_cache() {
-            self.shrinking = true;
+            (self.shrinking, self.shrink_asked) = (true, true);
             self.order(LayoutOrder::ShrinkCache { count: 1 });
         }
     }
 
-    /// An order was answered.
+    /// An order was answered: the first one since a change of the size was ordered is that.
     pub(super) fn cache_ordered(&mut self, is_refused: bool) {
         if self.growing && is_refused {
             self.used.chunks -= 1;
         }
         self.growing = false;
-        self.shrinking &= !is_refused;
+        if std::mem::take(&mut self.shrink_asked) && is_refused {
+            self.shrinking = false;
+        }
     }
 
     /// The cache has given chunks back: the descriptor names them no longer, and another disk writes to them.
