@@ -47,9 +47,10 @@ impl World {
         self.order(LayoutOrder::CacheMode(mode));
     }
 
-    /// Flash has nothing any more that the disk does not have.
+    /// Flash has nothing any more that the disk does not have, unless the report is older than the last change of the mode.
     pub(super) fn cache_cleaned(&mut self) {
-        if self.used.mode == Some(CacheMode::WriteThrough) {
+        let keeps_dirty = self.cache().is_none_or(|cache| cache.keeps_dirty);
+        if self.used.mode == Some(CacheMode::WriteThrough) && !keeps_dirty {
             self.used.has_dirty = false;
         }
     }
