@@ -67,6 +67,11 @@ pub struct Header {
 }
 
 impl Header {
+    /// Whether it is of this use of a disk of this size.
+    pub(super) fn is_of_use(&self, attachment: u64, size: u64) -> bool {
+        self.attachments.contains(&attachment) && self.size <= size
+    }
+
     /// The block.
     pub fn encode(&self) -> Box<[u8; BLOCK]> {
         let mut out = Writer::new(HEADER, VERSION);

@@ -130,16 +130,19 @@ impl Cache {
         outcome: BlockOutcome,
     ) {
         let (cache, disk) = (self.setup.cache, self.setup.disk);
+        let (last_use, size) = (self.setup.attachments[0], self.size);
         let opening = self.opening();
         opening.left -= 1;
         let found = &mut opening.found[usize::from(device.0) - 1];
         match outcome {
             Ok(Some(block)) => match Header::decode(&block[..]) {
                 Ok(header) => {
-                    // The other place may have a higher one of a disk that had the chunk before.
+                    // The other place may have a higher one of a disk that had the chunk before, or of an earlier use.
                     let rank = |header: &Header| {
                         let ours = (header.cache, header.disk) == (cache, disk);
-                        (ours, header.device == device.0 - 1, header.generation)
+                        let is_own = header.device == device.0 - 1;
+                        let used = header.is_of_use(last_use, size);
+                        (ours, is_own, used, header.generation)
                     };
                     let known = found.header.as_ref();
                     if known.is_none_or(|known| rank(known) < rank(&header)) {
@@ -249,7 +252,7 @@ impl Cache {
 
     /// Whether a header is of the last use of the disk.
     fn is_of_this_use(&self, header: &Header) -> bool {
-        header.attachments.contains(&self.setup.attachments[0]) && header.size <= self.size
+        header.is_of_use(self.setup.attachments[0], self.size)
     }
 
     /// Makes the cache empty, on the devices that can be written.
