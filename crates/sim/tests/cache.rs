@@ -839,3 +839,59 @@ fn directed_a_lost_cache_is_given_up_after_its_cleaner_has_ended() {
     crash(&mut world, 2);
     holds(world, "a cache that was given up");
 }
+
+/// What guests write while a cache is cleaned is not waited for.
+#[test]
+fn directed_a_cache_becomes_clean_while_its_disk_is_written_all_the_time() {
+    let mut world = opened(1, CacheMode::WriteBack);
+    for block in 0..4 {
+        done(&mut world, &[request(Op::Write, BLOCK + 8 * block, 8)]);
+    }
+    world.change_mode();
+    for _ in 0..400 {
+        while world.pending() < 2 {
+            world.submit(request(Op::Write, BLOCK, 8));
+        }
+        while world.effects() > 0 {
+            world.perform();
+        }
+        if world.in_flight() > 0 {
+            world.complete(0, Ok(()));
+        }
+    }
+    let cleaned = LayoutNotice::CacheCleaned { left: 0 };
+    assert!(world.notices().contains(&cleaned));
+    world.finish();
+    // Flash alone had them: they are on the disk, and durable there.
+    crash(&mut world, 1);
+    holds(world, "what was dirty");
+}
+
+/// One decayed block keeps neither its neighbours from the disk, nor newer bytes of itself.
+#[test]
+fn directed_a_decayed_dirty_block_is_the_only_one_that_is_not_cleaned() {
+    let mut world = opened(1, CacheMode::WriteBack);
+    for block in 0..4 {
+        done(&mut world, &[request(Op::Write, BLOCK + 8 * block, 8)]);
+    }
+    let slot = (0..768).find(|sector| {
+        let mut bytes = [0; 512];
+        world.copy_of(1).read(sector * 512, &mut bytes);
+        let mut own = [0; 512];
+        own.copy_from_slice(&tidegate_sim::crash::fill(BLOCK, 1));
+        bytes == own
+    });
+    world.damage(1, slot.expect("flash has the first block"));
+    world.order(LayoutOrder::CleanCache);
+    world.finish();
+    let cleaned = |left| LayoutNotice::CacheCleaned { left };
+    assert!(world.notices().contains(&cleaned(1)));
+    let mut bytes = [0; 512];
+    world.copy_of(0).read((BLOCK + 8) * 512, &mut bytes);
+    assert_ne!(bytes, [0; 512], "its neighbour is on the disk");
+    done(&mut world, &[request(Op::Write, BLOCK, 8)]);
+    world.order(LayoutOrder::CleanCache);
+    world.finish();
+    assert!(world.notices().contains(&cleaned(0)));
+    assert_eq!(world.breach(), None);
+}
