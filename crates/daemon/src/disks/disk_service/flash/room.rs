@@ -82,9 +82,12 @@ impl DiskService {
             name,
             format!("cannot take a part of cache {cache} from disk {name}"),
         )?;
+        if self.release_if_left(cache, record, part)? {
+            return Ok(true);
+        }
         let found = self.find(name).ok();
         let Some(found) = found.filter(|found| found.descriptor.uuid == uuid) else {
-            return self.release_if_left(cache, record, part);
+            return Ok(false);
         };
         let live = self.live.get(name).filter(|live| live.cache().is_some());
         let Some(live) = live else {

@@ -69,7 +69,7 @@ impl Stage {
         self.disk_service.detach(&name(disk), order).unwrap();
     }
 
-    fn attach_with(&self, disk: &str, dirty: Dirty) -> Outcome<api::Disk> {
+    pub(super) fn attach_with(&self, disk: &str, dirty: Dirty) -> Outcome<api::Disk> {
         let _context = self.runtime.enter();
         let order = DiskAttach {
             dirty,
@@ -79,7 +79,7 @@ impl Stage {
     }
 
     /// Another daemon with the datastore of this one.
-    fn neighbour(&self) -> Stage {
+    pub(super) fn neighbour(&self) -> Stage {
         let other = stage_of([2; 16], "two");
         let service = &other.disk_service;
         service.remove_datastore(&name("shared")).unwrap();

@@ -1,6 +1,6 @@
 //! Flash caches after faults: what the daemon believes of reports, and what it does with parts and descriptors then.
 
-use tidegate_api::cache::{FlashMode, FlashUse};
+use tidegate_api::cache::{Dirty, FlashMode, FlashUse};
 use tidegate_core::layout::cache::CacheMode;
 use tidegate_core::layout::{LayoutNotice, LayoutOrder};
 use tidegate_core::request::Fault;
@@ -239,4 +239,17 @@ fn a_detach_that_fails_lets_the_cache_go_on_in_the_mode_that_it_had() {
         assert!(stage.flash("a").unwrap().has_dirty);
     }
     stage.detach_keeping_dirty("a");
+}
+
+#[test]
+fn a_part_that_a_disk_has_left_on_another_host_is_free() {
+    let stage = stage();
+    stage.cached(FlashMode::WriteBack);
+    stage.detach_keeping_dirty("a");
+    let other = stage.neighbour();
+    stage.disk_service.remove_cache(&name("fast")).unwrap_err();
+    other.attach_with("a", Dirty::Discard).unwrap();
+    other.give("a", None, FlashMode::Off).unwrap();
+    stage.disk_service.remove_cache(&name("fast")).unwrap();
+    other.detach("a");
 }
