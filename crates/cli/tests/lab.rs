@@ -760,16 +760,23 @@ fn experiments_are_listed_the_published_ones_first() {
     let names = tidegate(&["lab", "list", "-o", "name"]).out;
     let names: Vec<&str> = names.lines().collect();
     assert_eq!(
-        names[..5],
-        ["sioc-1", "sioc-2", "sioc-3", "sioc-4", "sioc-ssd"]
+        names[..6],
+        [
+            "sioc-1",
+            "sioc-2",
+            "sioc-3",
+            "sioc-4",
+            "sioc-ssd",
+            "flash-cache"
+        ]
     );
     assert!(names.contains(&"row-04-reservation"));
     assert_eq!(
-        names[5..8],
+        names[6..9],
         ["filter-overhead", "million-iops", "compare-scenarios"]
     );
     let published = tidegate(&["lab", "list", "--published", "-o", "name"]).out;
-    assert_eq!(published.lines().count(), 8);
+    assert_eq!(published.lines().count(), 9);
     let shown = tidegate(&["lab", "show", "sioc-3"]).out;
     for says in [
         "phases of 300 s",
