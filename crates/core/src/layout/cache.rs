@@ -152,6 +152,8 @@ pub struct Cache {
     /// Devices that could be read at the start: those that were left behind get everything again.
     behind_at_start: u32,
     shrinking: Option<Shrinking>,
+    /// Where the next header of each device goes after the start.
+    places: [u64; 2],
     /// Parts and pieces that wait for a buffer.
     hungry: VecDeque<u32>,
     hungry_reads: VecDeque<u32>,
@@ -396,6 +398,7 @@ impl Cache {
             resync_waits: false,
             behind_at_start: 0,
             shrinking: None,
+            places: [0; 2],
             hungry: VecDeque::new(),
             hungry_reads: VecDeque::new(),
             again: Vec::new(),
@@ -818,7 +821,7 @@ impl Layout for Cache {
     fn block_done(&mut self, cx: &mut LayoutCx<'_>, tag: u64, outcome: BlockOutcome) {
         let (device, _, number) = untag(tag);
         match tag & KIND {
-            OPEN_HEADER => self.header_read(cx, device, outcome),
+            OPEN_HEADER => self.header_read(cx, device, number, outcome),
             OPEN_JOURNAL => self.journal_read(cx, number, outcome),
             SYNC_HEADER => self.voided(cx, number, outcome),
             HEADER => self.header_done(cx, device, number, outcome.map(|_| ())),

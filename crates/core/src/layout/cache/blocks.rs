@@ -1,6 +1,6 @@
 //! Headers and journal blocks: the formats of what a cache writes on flash for itself.
 //!
-//! A disk's cache has two places for its header; a newer one goes to the place of the older one. The journal is a ring of
+//! A disk's cache has two places for its header; one never goes over the newest one of its device. The journal is a ring of
 //! blocks. Each record of it is the whole state of one page, so that the last record of a page is the valid one.
 //!
 //! # Always true

@@ -79,6 +79,8 @@ struct Writing {
 /// The header, and its write that is under way.
 pub(super) struct Heading {
     pub(super) header: Header,
+    /// Where the next header of each device goes: not over its newest one.
+    pub(super) places: [u64; 2],
     /// Devices that have not ended the write.
     pending: u32,
     /// What is written has this tail.
@@ -104,6 +106,7 @@ impl Heading {
     pub(super) fn new(header: Header) -> Heading {
         Heading {
             header,
+            places: [0; 2],
             pending: 0,
             writing_tail: 0,
             changed: false,
@@ -369,11 +372,13 @@ impl Cache {
         heading.header.in_sync = self.in_sync >> 1;
         heading.writing_tail = heading.header.tail;
         heading.pending = self.in_sync | syncing;
-        let at = self.area.header_at(heading.header.generation);
         let pending = heading.pending;
         for device in each(pending) {
             let block = self.heading.header_of(device, self.in_sync);
             let number = low(block.generation);
+            let place = &mut self.heading.places[usize::from(device.0) - 1];
+            let at = self.area.header_at(*place);
+            *place = 1 - *place;
             cx.write_block(tag(HEADER, number, device), device, at, block.encode());
         }
         self.flash_bytes += BLOCK as u64 * u64::from(pending.count_ones());

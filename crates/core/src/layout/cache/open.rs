@@ -39,6 +39,8 @@ pub(super) struct Opening {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Found {
     header: Option<Header>,
+    /// The place that the newest one is not in.
+    next_place: u64,
     /// Reads that failed.
     failed: u32,
     refusal: Option<Unreadable>,
@@ -85,6 +87,7 @@ impl Opening {
             found: [const {
                 Found {
                     header: None,
+                    next_place: 0,
                     failed: 0,
                     refusal: None,
                 }
@@ -127,6 +130,7 @@ impl Cache {
         &mut self,
         cx: &mut LayoutCx<'_>,
         device: Target,
+        place: u32,
         outcome: BlockOutcome,
     ) {
         let (cache, disk) = (self.setup.cache, self.setup.disk);
@@ -147,6 +151,7 @@ impl Cache {
                     let known = found.header.as_ref();
                     if known.is_none_or(|known| rank(known) < rank(&header)) {
                         found.header = Some(header);
+                        found.next_place = u64::from(1 - place);
                     }
                 }
                 Err(unreadable) => found.refusal = Some(unreadable),
@@ -161,6 +166,7 @@ impl Cache {
     /// All headers are known.
     fn judge(&mut self, cx: &mut LayoutCx<'_>) {
         let found = self.opening().found.clone();
+        self.places = [0, 1].map(|device: usize| found[device].next_place);
         let given_up = |device: usize| self.setup.without >> device & 1 == 1;
         let mut newest: Option<&Header> = None;
         for (device, of) in found.iter().enumerate() {
@@ -267,6 +273,7 @@ impl Cache {
         let header = self.header(generation, self.new_epoch(), 1);
         self.journal = Journal::new(header.epoch, 1);
         self.heading = Heading::new(header);
+        self.heading.places = self.places;
         self.opening().step = Step::Heading;
         self.must_head(cx);
     }
@@ -443,6 +450,7 @@ impl Cache {
             None => Journal::new(epoch, replay.header.tail),
         };
         self.heading = Heading::new(self.header(generation, epoch, self.journal.tail));
+        self.heading.places = self.places;
         // Until it is durable, the ring is as long as it was.
         self.journal.tail = replay.header.tail;
         self.adopt(cx);

@@ -94,7 +94,11 @@ impl Cache {
             next: 0,
             journal_from: 0,
         });
-        let header = self.heading.header_of(device, self.in_sync);
+        // It is older than any other one: what the other device has counts, also if its last header is not durable yet.
+        let header = super::blocks::Header {
+            generation: 0,
+            ..self.heading.header_of(device, self.in_sync)
+        };
         for place in 0..2 {
             let at = self.area.header_at(place);
             cx.write_block(tag(SYNC_HEADER, round, device), device, at, header.encode());
