@@ -116,6 +116,8 @@ pub struct World {
     shrinking: bool,
     /// Whether that order is not answered.
     shrink_asked: bool,
+    /// Whether the cache has lost its last device, and pages with it, since the last start.
+    cache_lost: bool,
     /// Flash devices with decayed blocks, one bit each.
     decayed: u32,
     /// A number for each block of which a checksum was computed: they never collide.
@@ -219,6 +221,7 @@ impl World {
             growing: false,
             shrinking: false,
             shrink_asked: false,
+            cache_lost: false,
             decayed: 0,
             sums: BTreeMap::new(),
             gave_up: false,
@@ -361,7 +364,11 @@ impl World {
         let stack = Stack::new(filters.collect());
         let size = self.setup.sectors * SECTOR as u64;
         self.used.attachments[1] = self.next_use();
-        self.gave_up = false;
+        (self.gave_up, self.cache_lost) = (false, false);
+        if self.is_cached() {
+            let used = self.used;
+            self.note(|| format!("the descriptor says {used:?}"));
+        }
         let tree = self.setup.shape.tree(size, self.used);
         self.opened = tree.is_none().then_some(Ok(()));
         let stack = match tree {

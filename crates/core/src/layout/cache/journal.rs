@@ -262,7 +262,8 @@ impl Cache {
         let steps = (3 * u64::from(slots)).div_ceil(self.area.ring());
         for _ in 0..steps {
             let slot = self.journal.sweep.slot;
-            if slot < slots && self.map.is_first(slot) {
+            // Each of a page's slots: after a crash the second one may be its first, and the sweep goes on from here.
+            if slot < slots && self.map.has_page(slot) {
                 let page = self.map.page(slot);
                 filling.put(&self.map.record(page, |slot| self.area.number(slot)));
             }

@@ -347,6 +347,12 @@ impl Map {
         at.state & (FREE | TWIN) == 0 && at.page() != NONE
     }
 
+    /// Whether a slot belongs to a page.
+    pub(super) fn has_page(&self, slot: u32) -> bool {
+        let at = self.slot(slot);
+        at.state & FREE == 0 && at.page() != NONE
+    }
+
     /// Valid and dirty blocks of a page, in both of its slots.
     pub(super) fn masks(&self, slot: u32) -> (u16, u16) {
         let first = self.slot(slot);

@@ -217,13 +217,15 @@ impl Cache {
         let header = header.clone();
         let in_sync = header.in_sync << 1 & self.devices();
         let absent = in_sync & !present;
-        // A copy of a device from an earlier use, or of the other device, has the same epoch.
+        // A copy of a device from an earlier use, or of the other device, has the same epoch. So has a device that was about
+        // to get everything again.
         let same = |device: &Target| {
             let place = device.0 - 1;
             let own = found[usize::from(place)].header.as_ref();
             own.is_some_and(|own| {
                 own.epoch == header.epoch
                     && own.device == place
+                    && own.in_sync >> place & 1 == 1
                     && own.generation + 1 >= header.generation
                     && self.is_of_this_use(own)
             })

@@ -164,11 +164,12 @@ impl World {
         self.replace_flash(Target(u8::try_from(target).expect("few")));
     }
 
-    /// The same, if it has no I/O and the other one has everything.
+    /// The same, if it has no I/O, is not being filled, and the other one has everything.
     pub(super) fn replace_flash(&mut self, device: Target) {
         let target = usize::from(device.0);
         let first = self.flash_targets().start;
-        let others = self.cache().map_or(0, |cache| cache.devices) & !(1 << (target - first));
+        let settled = self.cache().filter(|cache| !cache.resyncing);
+        let others = settled.map_or(0, |cache| cache.devices) & !(1 << (target - first));
         let is_busy = self
             .in_flight
             .iter()

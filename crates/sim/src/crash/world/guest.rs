@@ -102,7 +102,7 @@ impl World {
         self.note(|| format!("answer {}: {outcome:?}", token.0));
         let few_faults = match self.setup.shape {
             Shape::Movable => self.faulty >> self.home & 1 == 0,
-            shape => !shape.may_fail(self.faulty, self.used.has_dirty),
+            shape => !shape.may_fail(self.faulty, self.used.has_dirty || self.cache_lost),
         };
         if outcome.is_err() && few_faults && !self.detached {
             self.fail(format!(

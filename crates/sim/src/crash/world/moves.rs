@@ -41,6 +41,8 @@ impl World {
         self.notices.push(notice);
         match notice {
             LayoutNotice::CacheLost { dirty: 0, .. } => self.give_up_cache(),
+            LayoutNotice::CacheLost { .. } => self.cache_lost = true,
+            LayoutNotice::CacheCorrupt { .. } => self.decayed |= self.setup.shape.flash(),
             LayoutNotice::CacheCleaned { left: 0 } => self.cache_cleaned(),
             LayoutNotice::CacheShrunk { chunks } => self.cache_shrunk(chunks),
             _ => {}
