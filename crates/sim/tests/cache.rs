@@ -216,6 +216,16 @@ fn directed_a_block_that_decays_on_flash_does_not_come_to_the_disk() {
     assert_eq!(world.breach(), None);
 }
 
+/// Ends everything, the newest I/Os first.
+fn end_newest_first(world: &mut World) {
+    while world.effects() > 0 || world.in_flight() > 0 {
+        match world.in_flight() {
+            _ if world.effects() > 0 => world.perform(),
+            count => world.complete(count - 1, Ok(())),
+        }
+    }
+}
+
 /// Ends whatever does not match, newest first, and leaves what does under way.
 fn end_all_but(world: &mut World, held: impl Fn((usize, Op, u64)) -> bool) {
     for _ in 0..1000 {
@@ -404,13 +414,7 @@ fn directed_a_cleaner_does_not_bring_older_bytes_to_the_disk_after_newer_ones() 
     }
     assert!(held.is_some(), "the cleaner writes the block");
     world.submit(request(Op::Write, BLOCK, 8));
-    // The newest I/Os end first.
-    while world.effects() > 0 || world.in_flight() > 0 {
-        match world.in_flight() {
-            _ if world.effects() > 0 => world.perform(),
-            count => world.complete(count - 1, Ok(())),
-        }
-    }
+    end_newest_first(&mut world);
     done(&mut world, &[flush()]);
     // The cache is gone: the disk alone has it.
     crash(&mut world, 2);
@@ -828,13 +832,7 @@ fn directed_a_lost_cache_is_given_up_after_its_cleaner_has_ended() {
     world.complete(flash.expect("it is read from flash"), Err(Fault::Gone));
     end_all_but(&mut world, to_disk);
     world.submit(request(Op::Write, BLOCK, 8));
-    // The newest I/Os end first.
-    while world.effects() > 0 || world.in_flight() > 0 {
-        match world.in_flight() {
-            _ if world.effects() > 0 => world.perform(),
-            count => world.complete(count - 1, Ok(())),
-        }
-    }
+    end_newest_first(&mut world);
     done(&mut world, &[flush()]);
     crash(&mut world, 2);
     holds(world, "a cache that was given up");

@@ -36,8 +36,10 @@ impl World {
 
     pub(super) fn noticed(&mut self, notice: LayoutNotice) {
         self.note(|| format!("notice: {notice:?}"));
-        self.lost_since_start |=
-            matches!(notice, LayoutNotice::Lost | LayoutNotice::CacheLost { .. });
+        self.lost_since_start |= matches!(
+            notice,
+            LayoutNotice::Lost | LayoutNotice::CacheLost { dirty: 1.., .. }
+        );
         self.notices.push(notice);
         match notice {
             LayoutNotice::CacheLost { dirty: 0, .. } => self.give_up_cache(),
