@@ -11,6 +11,9 @@ use tidegate_sim::crash::seeds;
 use tidegate_sim::crash::store::Defects;
 use tidegate_sim::crash::world::{Failing, Formatted, GuestRequest, Over, Setup, Shape, World};
 
+#[path = "cache/failures.rs"]
+mod failures;
+
 /// Sectors of the disk: five pages and a part of a block.
 const SECTORS: u64 = 5 * 128 + 3;
 /// Where a page ends.

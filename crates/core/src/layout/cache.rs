@@ -566,7 +566,7 @@ impl Cache {
     fn modify_locked(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
         match self.state {
             State::Ready => {}
-            State::Losing if !self.detaching => return self.held.push(number),
+            State::Losing if self.waits_for_order() => return self.held.push(number),
             State::Through => return self.pass(cx, number),
             _ => {
                 self.ops.at(number).fault = Some(Fault::Io);
@@ -729,6 +729,11 @@ impl Cache {
         }
         self.do_without(cx, device, super::DropCause::Ordered);
         Ok(())
+    }
+
+    /// Whether the cache is given up, or somebody may still order that.
+    fn waits_for_order(&self) -> bool {
+        self.gives_up || !self.detaching
     }
 
     /// Nobody gives the cache up any more: what waits for that fails.
@@ -951,7 +956,9 @@ impl Layout for Cache {
 
     fn detaching(&mut self, cx: &mut LayoutCx<'_>) {
         self.detaching = true;
-        self.release_held(cx);
+        if !self.waits_for_order() {
+            self.release_held(cx);
+        }
     }
 
     fn close(&mut self, cx: &mut LayoutCx<'_>) {

@@ -413,6 +413,7 @@ impl Layout for Mirror {
 
     fn arena_ready(&mut self, cx: &mut LayoutCx<'_>) {
         self.feed_hungry(cx);
+        self.feed_copies(cx);
         self.advance_copies(cx);
         self.advance_scrub(cx);
     }

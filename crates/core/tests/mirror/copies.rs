@@ -190,3 +190,22 @@ fn a_rebuild_does_not_wait_for_a_source_that_hangs() {
     assert_eq!(world.state(2), MemberState::InSync);
     assert_eq!(world.state(hangs.0.into()), MemberState::OutOfSync);
 }
+
+/// All buffers are with copies of ranges that are being written, and the writes wait for buffers.
+#[test]
+fn a_copy_that_waits_for_its_range_leaves_its_buffer_to_the_writes() {
+    let mut world = World::new(MIB, 4);
+    drop_and_forget(&mut world);
+    world
+        .order(LayoutOrder::Replace(Target(1)))
+        .expect("it is replaced");
+    assert_eq!(world.flying.len(), 4, "pieces that are read together");
+    for piece in 0..4 {
+        world.write(piece, piece * SLOT);
+    }
+    world.finish_all();
+    let mut answered = world.answered();
+    answered.sort_unstable();
+    assert_eq!(answered, [0, 1, 2, 3]);
+    assert_eq!(world.state(1), MemberState::InSync);
+}

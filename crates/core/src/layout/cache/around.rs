@@ -196,7 +196,8 @@ impl Cache {
         }
         for number in core::mem::take(&mut self.behind) {
             match self.ops.at(number).stage {
-                Stage::GivesUpClean => self.around(cx, number),
+                // Without flash nothing can be given up.
+                Stage::GivesUpClean if self.state == State::Ready => self.around(cx, number),
                 _ => self.modify_locked(cx, number),
             }
         }
@@ -262,9 +263,14 @@ impl Cache {
             // Flash has older bytes, and cannot be made to forget them.
             self.ops.at(number).fault = Some(Fault::Io);
         }
-        if outcome.is_err() || !self.is_writable() {
+        if outcome.is_err() && self.keeps_dirty {
+            self.owe_range(io.offset, io.offset + io.len);
             return self.end(cx, number);
         }
+        if !self.is_writable() {
+            return self.end(cx, number);
+        }
+        // After a failure as well: the disk has every answered write, and may have this one.
         self.ops.at(number).stage = Stage::GivesUpDirty;
         match self.give_up(cx, io.offset, io.offset + io.len, true) {
             Some(change) => {
@@ -272,6 +278,16 @@ impl Cache {
                 self.advance_journal(cx);
             }
             None => self.end(cx, number),
+        }
+    }
+
+    /// The disk may have something else than what flash has of the dirty blocks of a range.
+    #[cold]
+    fn owe_range(&mut self, start: u64, end: u64) {
+        for page in self.cleaner.dirty_between(start, end) {
+            let dirty = self.map.find(page).map_or(0, |slot| self.map.masks(slot).1);
+            let blocks = dirty & super::blocks_within(page, start, end);
+            self.cleaner.owe(page, blocks);
         }
     }
 
@@ -405,7 +421,7 @@ impl Cache {
                 Stage::GivesUpClean => self.around_to_disk(cx, number),
                 _ => self.end(cx, number),
             },
-            State::Losing if !self.detaching => self.stranded_ops.push(number),
+            State::Losing if self.waits_for_order() => self.stranded_ops.push(number),
             _ => {
                 self.ops.at(number).fault = Some(Fault::Io);
                 self.end(cx, number);

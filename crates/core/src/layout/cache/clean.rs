@@ -202,6 +202,14 @@ impl Cleaner {
         self.owed.left.get(&page).copied().unwrap_or(0) & blocks
     }
 
+    /// The disk lacks what flash has of these blocks, or has something else: cleaning does not end before it has them.
+    pub(super) fn owe(&mut self, page: u32, blocks: u16) {
+        if self.all {
+            self.owed.forgive(page, blocks);
+            add_to(&mut self.owed.left, page, blocks);
+        }
+    }
+
     /// These blocks cannot be cleaned.
     fn breaks(&mut self, page: u32, blocks: u16) {
         add_to(&mut self.broken, page, blocks);

@@ -563,9 +563,10 @@ impl Cache {
         change
     }
 
-    /// The record of a part is durable.
+    /// The record of a part is durable, or the one that gives it up after the disk has failed to write it.
     pub(super) fn part_recorded(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
-        if self.mode.is_write_back() {
+        let has_failed = self.parts.peek(number).fault.is_some();
+        if has_failed || self.mode.is_write_back() {
             return self.part_ended(cx, number);
         }
         self.part_to_disk(cx, number);
@@ -615,12 +616,24 @@ impl Cache {
             }
             Err(fault) => {
                 part.fault = Some(fault);
-                let blocks = part.blocks;
-                // The next start would give up what the disk lacks: it must not be read before.
-                if !self.keeps_dirty && self.is_writable() {
-                    self.drop_blocks(cx, page, blocks);
-                }
+                return self.part_failed(cx, number);
             }
+        }
+        self.part_ended(cx, number);
+    }
+
+    /// The disk has failed to write a part. Flash may have what the disk lacks, or flash gives it up. It does so durably
+    /// before the answer: a use of the disk that begins with dirty blocks would read what no guest has read before.
+    #[cold]
+    fn part_failed(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
+        let part = self.parts.peek(number);
+        let (page, blocks) = (part.page, part.blocks);
+        if self.keeps_dirty {
+            self.cleaner.owe(page, blocks);
+        } else if self.is_writable() {
+            let change = self.drop_blocks(cx, page, blocks);
+            self.after(change, Waiter::Part(number));
+            return self.advance_journal(cx);
         }
         self.part_ended(cx, number);
     }
@@ -629,7 +642,7 @@ impl Cache {
     fn part_stranded(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
         match self.state {
             State::Through => self.part_to_disk(cx, number),
-            State::Losing if !self.detaching => self.stranded.push(number),
+            State::Losing if self.waits_for_order() => self.stranded.push(number),
             _ => {
                 self.parts.at(number).fault = Some(Fault::Io);
                 self.part_ended(cx, number);
@@ -652,7 +665,10 @@ impl Cache {
 
     /// Parts that wait for a record that no device will have.
     pub(super) fn strand(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
-        self.part_stranded(cx, number);
+        match self.parts.peek(number).fault {
+            Some(_) => self.part_ended(cx, number),
+            None => self.part_stranded(cx, number),
+        }
     }
 
     pub(super) fn part_ended(&mut self, cx: &mut LayoutCx<'_>, number: u32) {

@@ -5,6 +5,7 @@
 //!
 //! # Always true
 //! - a piece counts as copied only if no write to it was under way between the begin of its read and the end of its writes
+//! - a piece that waits for its lock has no buffer: the writes that hold the range may wait for one
 //! - "rebuilt up to" is recorded after the member was flushed
 //!
 //! # Source
@@ -63,7 +64,8 @@ pub(super) struct Slot {
     number: u32,
     at: u64,
     len: u64,
-    data: Data,
+    /// Its buffer, unless it waits for its lock, or for a buffer after that.
+    data: Option<Data>,
     from: u8,
     tries: u32,
     /// Members that failed to read it.
@@ -207,7 +209,7 @@ impl Mirror {
                 number,
                 at,
                 len,
-                data,
+                data: Some(data),
                 from,
                 tries: 0,
                 unreadable: 0,
@@ -241,23 +243,14 @@ impl Mirror {
         let Some(slot) = self.slot(number) else {
             return;
         };
-        let (at, len, tries) = (slot.at, slot.len, slot.tries);
-        if slot.lock == Lock::None && tries >= TRIES {
-            slot.lock = Lock::Waits;
-            let wanted = Wanted {
-                id: COPY_LOCK | number,
-                start: at,
-                end: at + len,
-                mode: Mode::Exclusive,
-            };
-            if !self.lock.acquire(wanted) {
-                return;
-            }
-            if let Some(slot) = self.slot(number) {
-                slot.lock = Lock::Held;
-            }
+        let (at, len) = (slot.at, slot.len);
+        if slot.lock == Lock::None && slot.tries >= TRIES && !self.lock_copy(cx, number) {
+            return;
         }
         let held = self.lock.is_held(at, at + len);
+        let Some(data) = self.buffer_of(cx, number) else {
+            return;
+        };
         let Some(slot) = self.slot(number) else {
             return;
         };
@@ -265,7 +258,7 @@ impl Mirror {
         slot.dirty = held && slot.lock != Lock::Held;
         slot.writing = false;
         slot.pending = 1 << slot.from;
-        let (target, data) = (Target(slot.from), slot.data);
+        let target = Target(slot.from);
         // Guests may wait for the range.
         let background = slot.lock != Lock::Held;
         cx.issue(
@@ -280,6 +273,48 @@ impl Mirror {
                 background,
             },
         );
+    }
+
+    /// Locks the range of a piece. Returns whether it has it now; otherwise it returns its buffer.
+    fn lock_copy(&mut self, cx: &mut LayoutCx<'_>, number: u32) -> bool {
+        let Some(slot) = self.slot(number) else {
+            return false;
+        };
+        slot.lock = Lock::Waits;
+        let wanted = Wanted {
+            id: COPY_LOCK | number,
+            start: slot.at,
+            end: slot.at + slot.len,
+            mode: Mode::Exclusive,
+        };
+        let has = self.lock.acquire(wanted);
+        if let Some(slot) = self.slot(number) {
+            if has {
+                slot.lock = Lock::Held;
+            } else if let Some(data) = slot.data.take() {
+                cx.release(data);
+            }
+        }
+        has
+    }
+
+    /// The buffer of a piece. If it has none and there is none, it goes on with [`Mirror::feed_copies`].
+    fn buffer_of(&mut self, cx: &mut LayoutCx<'_>, number: u32) -> Option<Data> {
+        let slot = self.slot(number)?;
+        if slot.data.is_none() {
+            slot.data = cx.claim();
+        }
+        slot.data
+    }
+
+    /// There may be buffers for pieces that have their lock.
+    pub(super) fn feed_copies(&mut self, cx: &mut LayoutCx<'_>) {
+        let slots = self.copier.iter().flat_map(|copier| &copier.slots);
+        let hungry = slots.filter(|slot| slot.lock == Lock::Held && slot.data.is_none());
+        let hungry: Vec<u32> = hungry.map(|slot| slot.number).collect();
+        for number in hungry {
+            self.read_copy(cx, number);
+        }
     }
 
     /// The range of a piece is locked.
@@ -337,7 +372,8 @@ impl Mirror {
                 let to = to & !bit;
                 let slot = self.slot(number).expect("it is here");
                 (slot.writing, slot.pending) = (true, to);
-                let (offset, len, data) = (slot.at, slot.len, slot.data);
+                let (offset, len) = (slot.at, slot.len);
+                let data = slot.data.expect("it was read into its buffer");
                 let background = slot.lock != Lock::Held;
                 for target in each(to) {
                     let sub = SubIo {
@@ -420,7 +456,9 @@ impl Mirror {
         let at = copier.slots.iter().position(|slot| slot.number == number);
         let slot = copier.slots.swap_remove(at.expect("it is here"));
         copier.copied += slot.len;
-        cx.release(slot.data);
+        if let Some(data) = slot.data {
+            cx.release(data);
+        }
         if slot.lock == Lock::Held {
             self.unlock(cx, COPY_LOCK | number);
         }
@@ -521,12 +559,13 @@ impl Mirror {
         };
         for slot in copier.slots {
             let (number, held) = (slot.number, slot.lock == Lock::Held);
-            match slot.pending {
-                0 => cx.release(slot.data),
-                _ => {
+            match slot.data {
+                Some(data) if slot.pending == 0 => cx.release(data),
+                Some(_) => {
                     cx.make_late();
                     self.abandoned.push(slot);
                 }
+                None => {}
             }
             if held {
                 self.unlock(cx, COPY_LOCK | number);
@@ -594,7 +633,9 @@ impl Mirror {
         slot.pending &= !bit;
         if slot.pending == 0 {
             let slot = self.abandoned.swap_remove(place);
-            cx.release_late(slot.data);
+            if let Some(data) = slot.data {
+                cx.release_late(data);
+            }
             self.resume_copies(cx);
         }
     }

@@ -6,6 +6,7 @@ use super::{DISK, World};
 use crate::crash::SECTOR;
 use crate::crash::choice::Choose;
 use crate::crash::shape::{CHUNK, DATA, JOURNAL, Shape, Use};
+use tidegate_core::effect::Effect;
 use tidegate_core::layout::cache::CacheMode;
 use tidegate_core::layout::{CacheReport, LayoutOrder, Target};
 
@@ -178,11 +179,19 @@ impl World {
         if others == 0 || is_busy || !self.has_cache() || self.away != 0 {
             return;
         }
+        self.order_now(LayoutOrder::Replace(device));
+        // Nothing was performed since: images are exchanged in that moment, unless the order is refused.
+        let outcome = self.effects.iter().rev().find_map(|effect| match effect {
+            Effect::LayoutOrdered { outcome, .. } => Some(*outcome),
+            _ => None,
+        });
+        if outcome != Some(Ok(())) {
+            return;
+        }
         self.note(|| format!("store {target} is an empty one"));
         self.stores[target] = self.stores[target].blank();
         self.decayed &= !(1 << target);
         self.note_fault(1 << target);
-        self.order_now(LayoutOrder::Replace(device));
     }
 
     /// The disk becomes another one, with the same stores.
@@ -195,8 +204,7 @@ impl World {
 }
 
 /// Whether an effect is about this target.
-fn names(effect: &tidegate_core::effect::Effect, of: usize) -> bool {
-    use tidegate_core::effect::Effect;
+fn names(effect: &Effect, of: usize) -> bool {
     match effect {
         Effect::Start { target, .. }
         | Effect::ReadBlock { target, .. }
