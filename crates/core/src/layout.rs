@@ -123,7 +123,7 @@ pub struct SubIo {
     pub background: bool,
 }
 
-/// A change of a held disk's flash cache.
+/// A change of a held disk's flash cache, or of what is below it.
 #[derive(Clone, Debug)]
 pub enum CacheChange {
     /// It gets this cache.
@@ -135,6 +135,12 @@ pub enum CacheChange {
     },
     /// It has none any more. Nothing of the cache is under way.
     Remove,
+    /// The plain disk below it begins to move: target 1 is another one, and those of the cache's devices follow.
+    BeginMove,
+    /// The disk below it does not move any more. Target 0 is what is left.
+    EndMove,
+    /// The mirror below it gets one more member, after its last one. The targets of the cache's devices follow.
+    AddMember,
     /// Nothing changes.
     Keep,
 }

@@ -1,12 +1,12 @@
 //! A flash cache at the shard: what a scan does to the pages that are used most.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tidegate_core::block::BLOCK;
 use tidegate_core::effect::Effect;
 use tidegate_core::layout::cache::area::Area;
 use tidegate_core::layout::cache::policy::Params;
 use tidegate_core::layout::cache::{CacheMode, CacheSetup, PAGE};
-use tidegate_core::layout::{CacheReport, LayoutSpec, Members, Tree};
+use tidegate_core::layout::{CacheChange, CacheReport, LayoutSpec, Members, Tree};
 use tidegate_core::request::{Data, DiskId, Flags, Op, Request, Token};
 use tidegate_core::shard::{Event, Shard};
 use tidegate_core::stack::Stack;
@@ -25,6 +25,10 @@ struct World {
     now: Time,
     /// Reads of the disk and of flash.
     reads: [u64; 2],
+    /// Targets that were written.
+    writes: BTreeSet<u8>,
+    /// Whether the disk is held.
+    held: bool,
 }
 
 impl World {
@@ -56,6 +60,8 @@ impl World {
             token: 0,
             now: Time::ZERO,
             reads: [0; 2],
+            writes: BTreeSet::new(),
+            held: false,
         };
         world.handle(Event::Attach {
             disk: DISK,
@@ -85,6 +91,8 @@ impl World {
             Effect::Start { io, target, op, .. } => {
                 if op == Op::Read {
                     self.reads[usize::from(target.0 > 0)] += 1;
+                } else if op == Op::Write {
+                    self.writes.insert(target.0);
                 }
                 Event::Finished { disk, io, outcome }
             }
@@ -108,6 +116,10 @@ impl World {
                 let outcome = Ok(None);
                 Event::BlockDone { disk, io, outcome }
             }
+            Effect::Held { .. } => {
+                self.held = true;
+                return None;
+            }
             Effect::Answer { outcome, .. } => {
                 assert_eq!(outcome, Ok(()));
                 return None;
@@ -117,12 +129,20 @@ impl World {
     }
 
     fn read(&mut self, offset: u64, len: u64) {
+        self.request(Op::Read, offset, len);
+    }
+
+    fn write(&mut self, offset: u64, len: u64) {
+        self.request(Op::Write, offset, len);
+    }
+
+    fn request(&mut self, op: Op, offset: u64, len: u64) {
         self.token += 1;
         self.handle(Event::Submitted {
             disk: DISK,
             token: Token(self.token),
             request: Request {
-                op: Op::Read,
+                op,
                 flags: Flags::NONE,
                 offset,
                 len,
@@ -221,4 +241,37 @@ fn the_rest_of_a_page_is_read_once_the_policy_wants_it() {
     let before = world.reads;
     world.read(0, PAGE);
     assert_eq!(world.reads, [before[0], before[1] + 1], "one read of flash");
+}
+
+impl World {
+    /// Changes what is below the cache, while the disk is held.
+    fn change(&mut self, change: CacheChange) {
+        self.handle(Event::Hold { disk: DISK });
+        assert!(std::mem::take(&mut self.held), "nothing is in flight");
+        let disk = DISK;
+        self.handle(Event::ChangeCache { disk, change });
+    }
+
+    /// The targets that have been written since this was asked last.
+    fn written(&mut self) -> Vec<u8> {
+        self.write(0, 4096);
+        std::mem::take(&mut self.writes).into_iter().collect()
+    }
+}
+
+#[test]
+fn flash_follows_the_members_of_a_disk_that_moves() {
+    let mut world = World::new(8, Some(Params::LRU));
+    while world.cache().hits == 0 {
+        world.read(0, 4096);
+        world.pass(Span::from_millis(2));
+    }
+    world.writes.clear();
+    assert_eq!(world.written(), [0, 1], "the disk, and flash");
+    world.change(CacheChange::BeginMove);
+    world.writes.clear();
+    assert_eq!(world.written(), [0, 1, 2], "both images, and flash");
+    world.change(CacheChange::EndMove);
+    world.writes.clear();
+    assert_eq!(world.written(), [0, 1]);
 }

@@ -360,6 +360,29 @@ fn a_write_through_disk_goes_on_when_all_flash_is_lost() {
 }
 
 #[test]
+fn a_disk_that_moves_goes_on_when_all_flash_is_lost() {
+    let place = Place::new();
+    let daemon = start(&place);
+    daemon.run(&["disk", "set", "d", "--cache", "fast"]);
+    write(&daemon, "0x22");
+    let other = place.join("other").display().to_string();
+    fs::create_dir(&other).expect("a directory can be created");
+    daemon.run(&["datastore", "add", "other", "--path", &other]);
+    // This takes longer than the test.
+    let slow = "disk move d --to other --rate 64KiB/s --no-wait";
+    daemon.run(&slow.split(' ').collect::<Vec<_>>());
+    devices(&place).iter().for_each(|device| lose(device));
+    wait_for(&daemon, "have failed");
+    write(&daemon, "0x55");
+    let jobs = daemon.json(&["job", "list"]);
+    let mut jobs = jobs["jobs"].as_array().into_iter().flatten();
+    let job = jobs.find(|job| job["state"] == "running");
+    let job = job.expect("it still moves");
+    daemon.run(&["job", "cancel", &job["id"].to_string()]);
+    assert!(read(&daemon, "0").contains("55 55 55"));
+}
+
+#[test]
 fn a_mirrored_write_back_cache_goes_on_with_one_device() {
     let place = Place::new();
     let daemon = start(&place);

@@ -21,6 +21,7 @@ mod first_minute;
 mod flash;
 mod foretold;
 mod guest_disk;
+mod guest_flash;
 mod guest_mirror;
 mod guest_resize;
 mod hints;

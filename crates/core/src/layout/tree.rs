@@ -189,6 +189,14 @@ fn layouts(spec: LayoutSpec, members: &Members) -> Vec<Node> {
     }
 }
 
+/// The layout of a disk of this size that moves from target 0 to target 1.
+fn moving(size: u64) -> Node {
+    Node {
+        layout: Box::new(Mirror::leading(size)),
+        below: Below::Targets(0),
+    }
+}
+
 impl Tree {
     /// The tree of a layout; `None` for a plain disk.
     ///
@@ -266,11 +274,65 @@ impl Tree {
             zeroed: false,
             ..Members::new([0; 16], size, 2)
         };
-        let nodes = vec![Node {
-            layout: Box::new(Mirror::leading(size)),
-            below: Below::Targets(0),
-        }];
-        Tree::of(LayoutSpec::Plain, members, false, nodes)
+        Tree::of(LayoutSpec::Plain, members, false, vec![moving(size)])
+    }
+
+    /// The plain disk below an idle cache moves from target 0 to target 1 from now on. The targets of the cache's devices
+    /// follow.
+    pub(crate) fn begin_move(&mut self, cx: &mut LayoutCx<'_>) {
+        self.must_be_cached(LayoutSpec::Plain);
+        self.nodes.insert(0, moving(self.members.size));
+        self.root = 1;
+        self.insert_target();
+        self.point_cache(Some(0));
+        self.opening = Opening::Nodes {
+            left: 1,
+            found: Vec::new(),
+            fresh: false,
+            refusal: None,
+        };
+        self.open_node(cx, 0, 0b11, false);
+    }
+
+    /// The disk below an idle cache does not move any more. The image that is left is that of target 0.
+    pub(crate) fn end_move(&mut self) {
+        self.must_be_cached(LayoutSpec::Plain);
+        self.nodes.remove(0);
+        self.root = 0;
+        self.members.count = 1;
+        self.loads.remove(1);
+        self.loads[0] = Load::default();
+        self.point_cache(None);
+        self.opening = Opening::Done;
+    }
+
+    /// The mirror below an idle cache gets one more member, out of sync. The targets of the cache's devices follow.
+    pub(crate) fn insert_member(&mut self, cx: &mut LayoutCx<'_>) {
+        self.must_be_cached(LayoutSpec::Mirror);
+        let added = self.order_node(cx, 0, LayoutOrder::AddMember);
+        assert_eq!(added, Ok(Ordered::Now), "a mirror that is open can grow");
+        self.insert_target();
+        self.point_cache(Some(0));
+    }
+
+    fn must_be_cached(&self, below: LayoutSpec) {
+        let is_idle = self.loads.iter().all(|load| load.in_flight == 0);
+        assert!(
+            self.cache().is_some() && self.spec == below && is_idle,
+            "only what is below an idle cache changes so"
+        );
+    }
+
+    /// The targets of the members are one more.
+    fn insert_target(&mut self) {
+        self.loads.insert(self.members.count, Load::default());
+        self.members.count += 1;
+    }
+
+    /// The cache is above this node, and its devices follow the members.
+    fn point_cache(&mut self, node: Option<u8>) {
+        let flash = place(self.members.count);
+        self.nodes[usize::from(self.root)].below = Below::Cached { node, flash };
     }
 
     fn of(spec: LayoutSpec, members: Members, labelled: bool, nodes: Vec<Node>) -> Tree {
@@ -321,7 +383,7 @@ impl Tree {
     fn above(&self, target: Target) -> (usize, Target) {
         if let Some(cache) = self.cache()
             && let own = self.own_target(cache, target)
-            && (own.0 > 0 || self.spec.is_plain())
+            && (own.0 > 0 || self.nodes.len() == 1)
         {
             return (usize::from(cache), own);
         }

@@ -86,8 +86,8 @@ impl Stack {
         self.inside.timed = layers || tree.is_some_and(|tree| tree.is_timed());
     }
 
-    /// Adds a flash cache, or removes it, while the stack is idle; the layouts below stay. Returns whether requests wait
-    /// until the cache has opened. The others go on with [`Stack::resume`].
+    /// Adds a flash cache, removes it, or changes what is below it, while the stack is idle; other layouts stay. Returns whether
+    /// requests wait until layouts have opened. The others go on with [`Stack::resume`].
     pub(crate) fn change_cache(&mut self, cx: &mut StackCx<'_>, change: CacheChange) -> bool {
         assert!(
             self.is_quiet(),
@@ -95,6 +95,15 @@ impl Stack {
         );
         match change {
             CacheChange::Keep => return false,
+            CacheChange::EndMove => {
+                cx.with_tree(&mut self.inside, |tree, _| tree.end_move());
+                return false;
+            }
+            CacheChange::AddMember => {
+                cx.with_tree(&mut self.inside, Tree::insert_member);
+                return false;
+            }
+            CacheChange::BeginMove => cx.with_tree(&mut self.inside, Tree::begin_move),
             CacheChange::Remove => {
                 let tree = self.inside.layout.as_mut();
                 if tree.is_some_and(|tree| !tree.remove_cache()) {

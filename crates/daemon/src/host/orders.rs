@@ -62,7 +62,7 @@ impl Disk {
     /// Gives a mirror one more member, which lacks all bytes.
     pub(crate) fn add_member(&self, opened: Opened) -> Outcome<()> {
         let described = Described::of(&opened);
-        let added = self.disk.add_member(Some(opened.image));
+        let added = self.disk.add_member(Some(opened.image), EXCHANGING);
         added.map_err(|e| self.refused(&e))?;
         self.seen.add(described);
         Ok(())

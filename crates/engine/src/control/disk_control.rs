@@ -113,6 +113,13 @@ impl DiskControl {
         self.find_home();
     }
 
+    /// There is one more target, here, and the later ones follow.
+    pub(crate) fn insert(&mut self, target: Target, own: Option<UnderControl>) {
+        let place = usize::from(target.0).min(self.members.len());
+        self.members.insert(place, None);
+        self.replace(target, own);
+    }
+
     /// A target has another image, which is under no control.
     pub(crate) fn free(&mut self, target: Target) {
         let place = usize::from(target.0);
@@ -129,12 +136,13 @@ impl DiskControl {
         self.left.extend(others.into_iter().flatten());
     }
 
-    /// Only the image of this target is left, as target 0.
-    pub(crate) fn keep(&mut self, target: Target) {
+    /// Of the first so many targets only this one is left, as target 0.
+    pub(crate) fn keep(&mut self, target: Target, members: usize) {
         let place = usize::from(target.0);
-        let mut others = std::mem::take(&mut self.members);
+        let members = members.min(self.members.len());
+        let mut others: Vec<_> = self.members.drain(..members).collect();
         if place < others.len() {
-            self.members.push(others.swap_remove(place));
+            self.members.insert(0, others.swap_remove(place));
         }
         self.left.extend(others.into_iter().flatten());
         // Its next image may be anywhere.

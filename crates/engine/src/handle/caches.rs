@@ -83,6 +83,10 @@ impl Disk {
         if !self.is_cached() {
             return Err(Error::new(Kind::Invalid, "the disk has no flash cache"));
         }
+        if self.moves() {
+            let text = "the disk moves: take its flash cache off when that has ended";
+            return Err(Error::new(Kind::Busy, text));
+        }
         let (closed, old) = channel();
         let members = self.members();
         let ended = self.relay(Relay::Uncache { members, closed }, patience);

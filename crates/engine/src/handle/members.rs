@@ -113,10 +113,6 @@ impl DiskCore {
             let text = "the disk is being moved; change its size when that has ended";
             return Err(Error::new(Kind::Busy, text));
         }
-        if self.is_cached.load(Ordering::Relaxed) {
-            let text = "the disk has a flash cache: take that off while the disk's size changes";
-            return Err(Error::new(Kind::Busy, text));
-        }
         check_size(&self.device.spec, size, members)?;
         Ok(layout.member_size(size, members))
     }
@@ -185,9 +181,9 @@ impl Disk {
     /// afterwards leaves a mirror that opens with them.
     ///
     /// # Errors
-    /// If the disk is no mirror or has as many members as are possible, the image is too small, or the disk is detached.
-    /// Then it has as many members as before.
-    pub fn add_member(&self, image: Option<OpenedImage>) -> Result<Target> {
+    /// If the disk is no mirror or has as many members as are possible, the image is too small, or the disk is detached. With a
+    /// flash cache, also if I/O in flight does not end within `patience`. Then it has as many members as before.
+    pub fn add_member(&self, image: Option<OpenedImage>, patience: Duration) -> Result<Target> {
         let _alone = guard(&self.core.changing_images);
         let spec = &self.core.device.spec;
         let members = self.members();
@@ -206,7 +202,17 @@ impl Disk {
         }
         let controlled = self.core.check_image_control(&image)?;
         let condition = Arc::clone(&image.condition);
-        self.core.change(What::AddMember(Box::new(image)), None)?;
+        let image = Box::new(image);
+        match self.is_cached() {
+            // The targets of the cache's devices follow the members: they change while nothing is in flight.
+            true => {
+                let grown = self.relay(Relay::Grow { image }, patience);
+                if self.reported_members()? == members {
+                    grown?;
+                }
+            }
+            false => self.core.change(What::AddMember(image), None)?,
+        }
         guard(&self.core.conditions).push(condition);
         self.core.controlled.fetch_or(controlled, Ordering::Relaxed);
         Ok(Target(u8::try_from(members).expect("checked above")))
@@ -239,10 +245,6 @@ impl Disk {
     pub fn begin_transfer(&self, image: OpenedImage, patience: Duration) -> Result<()> {
         let _alone = guard(&self.core.changing_images);
         let spec = &self.core.device.spec;
-        if self.is_cached() {
-            let text = "the disk has a flash cache: take that off while the disk moves";
-            return Err(Error::new(Kind::Busy, text));
-        }
         if !spec.layout.is_plain() || self.moves() {
             let text =
                 "the disk moves already, or is not one image: replace its members one by one";
@@ -257,7 +259,7 @@ impl Disk {
         let condition = Arc::clone(&image.condition);
         let image = Box::new(image);
         let begun = self.relay(Relay::Begin { image, size }, patience);
-        if begun.is_ok() || self.layout()?.is_some() {
+        if begun.is_ok() || self.reported_members()? == 2 {
             guard(&self.core.conditions).push(condition);
             self.core.controlled.fetch_or(controlled, Ordering::Relaxed);
             return Ok(());
@@ -295,13 +297,18 @@ impl Disk {
         }
         let (closed, old) = channel();
         let ended = self.relay(Relay::End { keep, closed }, patience);
-        if ended.is_ok() || self.layout()?.is_none() {
+        if ended.is_ok() || self.reported_members()? < 2 {
             let mut conditions = guard(&self.core.conditions);
             conditions.swap(0, keep.0.into());
             conditions.truncate(1);
             return Ok(OldImage(old));
         }
         ended.map(|()| OldImage(old))
+    }
+
+    /// How many members its layouts have; 0 for a disk of one image.
+    fn reported_members(&self) -> Result<usize> {
+        Ok(self.layout()?.map_or(0, |report| report.members.len()))
     }
 
     /// Whether it is one image that moves to another.

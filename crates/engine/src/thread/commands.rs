@@ -270,7 +270,7 @@ impl IoThread {
                 Event::Rearrange { disk, places }
             }
             What::Size { disk: size, image } => {
-                for member in place.images.of_targets_mut() {
+                for member in place.images.of_members_mut() {
                     member.image.resized(image);
                 }
                 let connections = self.connections.iter_mut().flatten();

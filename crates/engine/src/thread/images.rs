@@ -140,9 +140,12 @@ impl Images {
         std::iter::once(&self.first).chain(&self.more)
     }
 
-    /// Those of the targets, in order, to change them.
-    pub(super) fn of_targets_mut(&mut self) -> impl Iterator<Item = &mut Member> {
-        std::iter::once(&mut self.first).chain(&mut self.more)
+    /// Those of the members, in order, to change them.
+    pub(super) fn of_members_mut(&mut self) -> impl Iterator<Item = &mut Member> {
+        let members = self.flash.map_or(usize::MAX, |(members, _)| members);
+        std::iter::once(&mut self.first)
+            .chain(&mut self.more)
+            .take(members)
     }
 
     /// Whether any was replaced and is not closed yet.
@@ -174,19 +177,13 @@ impl Images {
         opened: OpenedImage,
         reply: Sender<Result<()>>,
     ) -> Result<()> {
-        let used: Vec<ImageId> = self.all().map(|member| member.id).collect();
-        let ids = (0..MAX_IMAGES).map(|number| ImageId::new(disk, number));
-        let Some(id) = ids.into_iter().find(|id| !used.contains(id)) else {
-            let text = "too many replaced images of this disk still have I/O in flight; \
-                        detach the disk once their datastores answer, or restart the host";
-            return Err(Error::new(Kind::Busy, text));
-        };
+        let member = Member::new(self.free_id(disk)?, opened);
         let is_flash = self
             .flash
             .is_some_and(|(members, _)| usize::from(target.0) >= members);
         let member = match is_flash {
-            true => Member::new(id, opened).flash(),
-            false => Member::new(id, opened),
+            true => member.flash(),
+            false => member,
         };
         let last = self.more.len();
         match usize::from(target.0) {
@@ -208,6 +205,36 @@ impl Images {
         }
         self.refence_flash();
         Ok(())
+    }
+
+    /// A number that no open image of the disk has.
+    fn free_id(&self, disk: DiskId) -> Result<ImageId> {
+        let used: Vec<ImageId> = self.all().map(|member| member.id).collect();
+        let ids = (0..MAX_IMAGES).map(|number| ImageId::new(disk, number));
+        ids.into_iter()
+            .find(|id| !used.contains(id))
+            .ok_or_else(|| {
+                let text = "too many replaced images of this disk still have I/O in flight;                         detach the disk once their datastores answer, or restart the host";
+                Error::new(Kind::Busy, text)
+            })
+    }
+
+    /// Adds the image of one more member, after the last one, and returns its target. Flash devices have the targets that
+    /// follow.
+    pub(super) fn insert(&mut self, disk: DiskId, opened: OpenedImage) -> Result<Target> {
+        let member = Member::new(self.free_id(disk)?, opened);
+        let members = match &mut self.flash {
+            None => self.more.len() + 1,
+            Some((members, _)) => {
+                *members += 1;
+                *members - 1
+            }
+        };
+        self.more.insert(members - 1, member);
+        self.refence_flash();
+        Ok(Target(
+            u8::try_from(members).expect("a disk has at most MAX_IMAGES images"),
+        ))
     }
 
     /// Flash devices follow so many members of this layout, or will. Nothing is written to them after the members' leases
@@ -238,6 +265,8 @@ impl Images {
             LayoutSpec::MirrorStripe { .. } => 2,
             LayoutSpec::Mirror => members,
         };
+        // While a plain disk moves, its bytes are on its old image.
+        let members = if layout.is_plain() { 1 } else { members };
         let members: Vec<&Member> = self.of_targets().take(members).collect();
         let groups = members.chunks(together).map(|group| {
             // A member that is away has no lease. One that only a lock guards cannot be lost.
@@ -255,10 +284,14 @@ impl Images {
         self.more.pop().map(Member::into_closed)
     }
 
-    /// Leaves only the image of one target, which becomes that of target 0. `reply` is answered when the last of the others
-    /// is closed.
+    /// Leaves only the image of one member, which becomes that of target 0, and those of flash devices. `reply` is answered
+    /// when the last of the others is closed.
     pub(super) fn keep(&mut self, target: Target, reply: Sender<Result<()>>) {
-        let mut others = std::mem::take(&mut self.more);
+        let members = match &mut self.flash {
+            None => self.more.len() + 1,
+            Some((members, _)) => std::mem::replace(members, 1),
+        };
+        let mut others: Vec<Member> = self.more.drain(..members - 1).collect();
         if let Some(at) = usize::from(target.0).checked_sub(1)
             && let Some(kept) = others.get_mut(at)
         {
@@ -268,6 +301,7 @@ impl Images {
             let reply = reply.clone();
             self.replaced.push(Replaced { member, reply });
         }
+        self.refence_flash();
     }
 
     /// Leaves only the images of so many targets, at least one. `reply` is answered when the last of the others is closed.

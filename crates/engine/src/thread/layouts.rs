@@ -47,10 +47,12 @@ impl LayoutParts {
     }
 }
 
-/// A change of what lies below the filters of a disk of one image.
+/// A change of what lies below a disk's filters, while nothing is in flight.
 pub(crate) enum Relay {
     /// The disk begins to move to this image: it becomes target 1. The disk has this size, in bytes.
     Begin { image: Box<OpenedImage>, size: u64 },
+    /// The mirror below a flash cache gets one more member.
+    Grow { image: Box<OpenedImage> },
     /// The disk gets a flash cache with these devices. The timeout is for a disk of one image.
     Cache {
         devices: Vec<OpenedImage>,
@@ -123,7 +125,7 @@ impl Relay {
     /// The images of a change that never began.
     pub(super) fn into_closed(self) -> Vec<ClosedImage> {
         match self {
-            Relay::Begin { image, .. } => vec![ClosedImage::of(*image)],
+            Relay::Begin { image, .. } | Relay::Grow { image } => vec![ClosedImage::of(*image)],
             Relay::Cache { devices, .. } => devices.into_iter().map(ClosedImage::of).collect(),
             Relay::Pause | Relay::End { .. } | Relay::Uncache { .. } => Vec::new(),
         }
@@ -325,7 +327,10 @@ impl IoThread {
                 let report = self.cx.shard.layout_report(disk);
                 let was_plain = report.is_none_or(|report| report.layout.is_plain());
                 match change {
-                    CacheChange::Add { .. } => self.controls_changed(disk, false),
+                    CacheChange::Add { .. }
+                    | CacheChange::BeginMove
+                    | CacheChange::EndMove
+                    | CacheChange::AddMember => self.controls_changed(disk, false),
                     CacheChange::Remove => self.controls_changed(disk, was_plain),
                     CacheChange::Keep => {}
                 }
@@ -341,17 +346,22 @@ impl IoThread {
             self.give_arena()?;
         }
         let report = self.cx.shard.layout_report(disk);
+        let is_cached = report.as_ref().is_some_and(|report| report.cache.is_some());
         let layout = report.map_or(LayoutSpec::Plain, |report| report.layout);
         let place = self.disks[disk.0 as usize]
             .as_mut()
             .expect("the caller has found the disk");
         Ok(match relay {
-            Relay::Begin { mut image, size } => {
-                let (ignored, _) = std::sync::mpsc::channel();
-                let under = image.control.take();
-                place.images.replace(disk, Target(1), *image, ignored)?;
-                place.set_control(Target(1), under);
-                Relaid::Tree(Some(Box::new(Tree::transfer(size))))
+            Relay::Begin { image, size } => {
+                place.insert_image(disk, *image)?;
+                match is_cached {
+                    true => Relaid::Cache(CacheChange::BeginMove),
+                    false => Relaid::Tree(Some(Box::new(Tree::transfer(size)))),
+                }
+            }
+            Relay::Grow { image } => {
+                place.insert_image(disk, *image)?;
+                Relaid::Cache(CacheChange::AddMember)
             }
             Relay::Cache {
                 devices,
@@ -369,9 +379,12 @@ impl IoThread {
             Relay::End { keep, closed } => {
                 place.images.keep(keep, closed);
                 if let Some(control) = &mut place.control {
-                    control.keep(keep);
+                    control.keep(keep, 2);
                 }
-                Relaid::Tree(None)
+                match is_cached {
+                    true => Relaid::Cache(CacheChange::EndMove),
+                    false => Relaid::Tree(None),
+                }
             }
         })
     }
@@ -474,6 +487,17 @@ impl AttachedDisk {
         let (ignored, _) = std::sync::mpsc::channel();
         let target = Target(self.images.last().0 + 1);
         self.images.replace(disk, target, image, ignored)
+    }
+
+    /// Adds the image of one more member. Flash devices have the targets that follow.
+    fn insert_image(&mut self, disk: DiskId, mut image: OpenedImage) -> Result<()> {
+        let under = image.control.take();
+        let target = self.images.insert(disk, image)?;
+        match (&mut self.control, under) {
+            (Some(control), under) => control.insert(target, under),
+            (None, under) => self.set_control(target, under),
+        }
+        Ok(())
     }
 
     /// Gives the targets after the last one the devices of a cache. After an error it has none of them.

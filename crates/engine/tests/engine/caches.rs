@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tidegate_core::layout::cache::CacheMode;
 use tidegate_core::layout::cache::area::Area;
-use tidegate_core::layout::{CacheReport, LayoutOrder, LayoutSpec, Refusal, Target};
+use tidegate_core::layout::{CacheReport, LayoutOrder, LayoutSpec, MemberState, Refusal, Target};
 use tidegate_engine::datastore::dir::SharedFile;
-use tidegate_engine::{Disk, DiskSpec, Engine, Flash};
+use tidegate_engine::{Disk, DiskSpec, Engine, Flash, Kind};
 
 const SIZE: u64 = 6 << 20;
 const CHUNK: u64 = 1 << 20;
@@ -268,4 +268,135 @@ fn a_disk_whose_cache_is_refused_goes_on_as_it_was() {
         let member = std::fs::read(path).expect("a member");
         assert_eq!(member[at + 8192..at + 12288], [0xcd; 4096]);
     }
+}
+
+/// Has a guest write and check while `act` goes on, then checks everything. Returns the guest.
+fn while_it_is_used(disk: &Disk, seed: u64, act: impl FnOnce()) -> Verifier {
+    let mut verifier = Verifier::new(client(disk), 0, SIZE, 512, seed);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                verifier.round();
+            }
+        });
+        act();
+        done.store(true, Ordering::Relaxed);
+    });
+    verifier.check_all();
+    verifier
+}
+
+fn is_dirty(disk: &Disk) {
+    eventually("flash has what the disk does not", || {
+        report(disk).dirty > 0
+    });
+}
+
+#[test]
+fn a_disk_moves_below_its_cache_while_it_is_used() {
+    let place = tempdir();
+    let devices = Devices::new(place.path());
+    let engine = engine(1);
+    let [first, second] = ["first", "second"].map(|name| image(place.path(), name, SIZE));
+    let disk = attach(&engine, &first, devices.flash(0, false));
+    write_back(&disk);
+    let mut guest = while_it_is_used(&disk, 5, || {
+        for (keep, to) in [(0, &second), (1, &second)] {
+            is_dirty(&disk);
+            disk.begin_transfer(open_file(to), PATIENCE)
+                .expect("it begins to move");
+            assert_eq!(disk.members(), 2);
+            let busy = disk.end_cache(PATIENCE).err().map(|error| error.kind());
+            assert_eq!(busy, Some(Kind::Busy), "the cache stays while it moves");
+            eventually("everything is copied", || {
+                let members = disk.layout().expect("it is attached").expect("layouts");
+                members.members[1].state == MemberState::InSync
+            });
+            is_dirty(&disk);
+            assert!(disk.pause_transfer(PATIENCE).expect("it is held"));
+            let old = disk.end_transfer(Target(keep), PATIENCE);
+            old.expect("the move ends")
+                .wait(PATIENCE)
+                .expect("the other image is closed");
+            assert_eq!(disk.members(), 1);
+        }
+    });
+    std::fs::remove_file(&first).expect("nothing has it open");
+    clean(&disk);
+    disk.end_cache(PATIENCE).expect("it loses the cache");
+    guest.check_all();
+    drop(guest);
+    disk.detach(PATIENCE).expect("it detaches");
+}
+
+#[test]
+fn a_mirror_below_a_cache_gets_a_member_and_loses_one() {
+    let place = tempdir();
+    let devices = Devices::new(place.path());
+    let engine = engine(1);
+    let (disk, _) = attach_mirror(&engine, place.path());
+    let size = LayoutSpec::Mirror.member_size(SIZE, 2);
+    let third = image(place.path(), "m2", size);
+    disk.begin_cache(devices.flash(0, false), PATIENCE)
+        .expect("it gets a cache");
+    write_back(&disk);
+    let mut guest = while_it_is_used(&disk, 7, || {
+        is_dirty(&disk);
+        let added = disk.add_member(Some(open_file(&third)), PATIENCE);
+        assert_eq!(added.expect("it is added"), Target(2));
+        disk.order_layout(LayoutOrder::Replace(Target(2)))
+            .expect("it is copied");
+        eventually("the new member has everything", || {
+            let members = disk.layout().expect("it is attached").expect("layouts");
+            members.members[2].state == MemberState::InSync
+        });
+        for lost in [Target(0), Target(1)] {
+            disk.order_layout(LayoutOrder::Drop(lost))
+                .expect("it is not needed");
+        }
+        is_dirty(&disk);
+    });
+    assert_eq!(report(&disk).devices, 0b11);
+    clean(&disk);
+    disk.end_cache(PATIENCE).expect("it loses the cache");
+    assert_eq!(disk.members(), 3);
+    guest.check_all();
+    drop(guest);
+    disk.detach(PATIENCE).expect("it detaches");
+}
+
+#[test]
+fn a_disk_below_a_cache_grows_while_it_is_used() {
+    let place = tempdir();
+    let mut devices = Devices::new(place.path());
+    let engine = engine(1);
+    // The end cuts a block.
+    let backing = image(place.path(), "backing", SIZE + CHUNK);
+    let less = SIZE - 2048;
+    let spec = |size| spec("disk", size);
+    let members = || vec![Some(open_file(&backing))];
+    let flash = devices.flash(0, false);
+    let attached = engine.attach_cached(spec(less), members(), flash, PATIENCE);
+    let disk = attached.expect("the disk attaches");
+    write_back(&disk);
+    let mut guest = client(&disk);
+    guest.write(less - 6144, &[0xaa; 6144]).expect("a write");
+    write_until_cached(&disk, SIZE - 65536, &[0xab; 8192]);
+    disk.resize(SIZE + CHUNK).expect("it grows");
+    let mut guest = client(&disk);
+    guest.write(less, &[0xac; 2048]).expect("a write");
+    write_until_cached(&disk, SIZE - 4096, &[0xad; 8192]);
+    disk.detach(PATIENCE).expect("it detaches");
+
+    devices.reopen();
+    let flash = devices.flash(1, true);
+    let attached = engine.attach_cached(spec(SIZE + CHUNK), members(), flash, PATIENCE);
+    let disk = attached.expect("the disk attaches");
+    let mut guest = client(&disk);
+    let mut read = |at, len| guest.read(at, len).expect("a read");
+    assert_eq!(read(SIZE - 65536, 8192), [0xab; 8192]);
+    assert_eq!(read(SIZE - 4096, 8192), [0xad; 8192]);
+    assert_eq!(read(less - 6144, 4096), [0xaa; 4096]);
+    disk.detach(PATIENCE).expect("it detaches");
 }

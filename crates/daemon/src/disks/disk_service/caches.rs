@@ -240,10 +240,25 @@ impl DiskService {
         again
     }
 
+    /// The same for one disk, during a command that has its claim for long: its requests may wait for that.
+    pub(super) fn react_while_claimed(&self, live: &Attached) {
+        let cache = live.cache().filter(|cache| !cache.is_given_up);
+        let lost = self.notices.cache_signals(live.name()).lost();
+        if let (Some(cache), Some(0)) = (cache, lost)
+            && let Err(problem) = self.go_on_without_claimed(live, &cache)
+        {
+            tracing::warn!(disk = %live.name(), %problem, "a cache's report has no effect yet");
+        }
+    }
+
     /// The devices of a cache have failed, and the disk has everything: it goes on without the cache.
     fn go_on_without(&self, live: &Attached, cache: &CacheInUse) -> Outcome<()> {
         let what = format!("disk {} cannot go on without its cache", live.name());
         let _claim = self.claim(live.name(), what)?;
+        self.go_on_without_claimed(live, cache)
+    }
+
+    fn go_on_without_claimed(&self, live: &Attached, cache: &CacheInUse) -> Outcome<()> {
         // Until the claim, a command may have given the disk another cache. That one may have what the disk does not.
         let is_losing = live.cache_report().is_some_and(|report| report.losing);
         let is_same = |now: CacheInUse| now.attachment == cache.attachment && !now.is_given_up;

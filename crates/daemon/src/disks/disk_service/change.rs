@@ -177,7 +177,7 @@ impl DiskService {
         let what = format!("cannot resize disk {name}");
         let _claim = self.claim(name, &what)?;
         let (mut found, _turn) = self.find_to_change(name)?;
-        self.must_be_resizable(&mut found, order.size_bytes)
+        self.must_be_resizable(&mut found)
             .map_err(|e| e.within(&what))?;
         if found.descriptor.has_layout() {
             return self.resize_members(found, order, &what);
@@ -237,6 +237,7 @@ impl DiskService {
                 && live.size() < after
             {
                 live.resize(after)?;
+                self.has_grown(&live);
             }
         }
         tracing::info!(disk = %name, before, after, "resized");

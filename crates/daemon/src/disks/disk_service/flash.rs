@@ -45,7 +45,7 @@ mod room;
 pub(super) use clean::became_clean;
 use clean::is_through;
 pub(super) use plan::Using;
-pub(super) use refusals::{must_be_saved, must_have_no_cache};
+pub(super) use refusals::must_be_saved;
 use refusals::{must_be_saved_first, must_fit, not_whole, unusable};
 
 /// How long a command that is no job waits until a cache is clean. The command line has it cleaned by a job before.
@@ -426,17 +426,23 @@ impl DiskService {
         Ok(())
     }
 
-    /// Fails if a disk's flash cache is in the way of another size. That of a detached disk is void from then on.
-    pub(super) fn must_be_resizable(&self, found: &mut Found, size: u64) -> Outcome<()> {
-        match self.live.get(&found.name) {
-            Some(live) if size != live.size() => must_have_no_cache(&live)?,
-            Some(_) => {}
-            None => must_be_saved(found)?,
+    /// Fails if the flash cache of a detached disk is in the way of another size. It is void from then on.
+    pub(super) fn must_be_resizable(&self, found: &mut Found) -> Outcome<()> {
+        if self.live.get(&found.name).is_some() {
+            return Ok(());
         }
-        if let (Some(flash), None) = (&mut found.descriptor.flash, self.live.get(&found.name)) {
+        must_be_saved(found)?;
+        if let Some(flash) = &mut found.descriptor.flash {
             flash.attachment = new_attachment()?;
         }
         Ok(())
+    }
+
+    /// An attached disk has grown: perhaps it gets more of its cache.
+    pub(super) fn has_grown(&self, live: &Attached) {
+        if let Some(using) = live.cache() {
+            self.spread(&using.cache);
+        }
     }
 
     /// Gives a disk's part of a cache back, if the cache is on this host.

@@ -197,6 +197,7 @@ impl DiskService {
             && live.size() < after
         {
             live.resize(after)?;
+            self.has_grown(&live);
         }
         tracing::info!(disk = %disk.name, before, after, "resized");
         self.disk(&disk.name)

@@ -16,7 +16,6 @@ use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::layout::{LayoutOrder, MemberState, Target};
 
-use super::flash::must_have_no_cache;
 use super::members::{OpenMembers, Opening, not_there};
 use super::relocate::must_have_space;
 use super::{DiskService, layouts};
@@ -93,9 +92,6 @@ impl DiskService {
         let empty = members.iter().position(|member| member.removed);
         claim.keep(&place.datastore);
         let Some(nth) = empty else {
-            if let Some(live) = self.live.get(name) {
-                must_have_no_cache(&live).map_err(|e| e.within(&what))?;
-            }
             return self.grow(&disk, place, &what);
         };
         self.exchange_member(disk, nth, place, &what)

@@ -25,7 +25,6 @@ use tidegate_core::layout::{LayoutOrder, MemberState};
 
 use super::claims::Claim;
 use super::datastores::space;
-use super::flash::must_have_no_cache;
 use super::members::{OpenMembers, Opening};
 use super::{DiskService, layouts};
 use crate::config::plan::layout;
@@ -69,7 +68,6 @@ impl DiskService {
             .datastore(&order.to)
             .map_err(|e| e.within(&what))?;
         must_be_movable(&source, &settings, order).map_err(|e| e.within(&what))?;
-        must_have_no_cache(&live).map_err(|e| e.within(&what))?;
         self.must_be_in_place(&live).map_err(|e| e.within(&what))?;
         let moving = self
             .begin_move(live, source, order, settings)
@@ -165,20 +163,35 @@ impl DiskService {
             Some(rate) => live.order(LayoutOrder::Rate(rate)),
             None => Ok(()),
         };
-        let copied = copied.and_then(|()| follow(&live, progress));
+        let react = || self.react_while_claimed(&live);
+        let copied = copied.and_then(|()| follow(&live, progress, react));
         // From here on the guests wait, until the disk has one image again.
         let paused = copied.and_then(|()| live.pause_transfer());
         let switched = paused.and_then(|()| self.switch(&moving));
         match switched {
             Ok(()) => self.leave_source(claim, moving),
             Err(problem) => {
-                let ended = end(&live, &Keep::Old);
+                let ended = self.end_move(&live, &Keep::Old);
                 if let Ok(old) = &ended {
                     // The draft's image is removed once it is closed, as far as that can be waited for.
                     let _ = old.is_closed_within(CLOSING);
                 }
                 drop(moving.open);
                 Err(moving.draft.give_up(problem))
+            }
+        }
+    }
+
+    /// Ends a move. While I/O in flight does not end, it is tried again: the disk's descriptor may say already which image is
+    /// the disk's.
+    fn end_move(&self, live: &Attached, keep: &Keep) -> Outcome<OldMember> {
+        loop {
+            match live.end_transfer(keep) {
+                Err(problem) if problem.code == ProblemCode::Datastore && is_moving(live) => {
+                    tracing::warn!(disk = %live.name(), %problem, "the move does not end yet");
+                    self.react_while_claimed(live);
+                }
+                ended => return ended,
             }
         }
     }
@@ -240,7 +253,7 @@ impl DiskService {
             open,
             described,
         } = moving;
-        let old = end(&live, &Keep::New(described))?;
+        let old = self.end_move(&live, &Keep::New(described))?;
         let (name, from, to) = (&source.name, &source.datastore, &target.datastore);
         let published = Found {
             folder: draft.folder().to_owned(),
@@ -396,21 +409,13 @@ fn must_be_movable(disk: &Found, to: &DatastoreSettings, order: &DiskMove) -> Ou
     }
 }
 
-/// Ends a move. While I/O in flight does not end, it is tried again: the disk's descriptor may say already which image is
-/// the disk's.
-fn end(live: &Attached, keep: &Keep) -> Outcome<OldMember> {
-    loop {
-        match live.end_transfer(keep) {
-            Err(problem) if problem.code == ProblemCode::Datastore && live.layout().is_some() => {
-                tracing::warn!(disk = %live.name(), %problem, "the move does not end yet");
-            }
-            ended => return ended,
-        }
-    }
+/// Whether an attached disk has two images, because it moves.
+fn is_moving(live: &Attached) -> bool {
+    live.layout().is_some_and(|report| report.members.len() > 1)
 }
 
-/// Follows the copy until the new image has all bytes.
-fn follow(live: &Attached, progress: &Progress) -> Outcome<()> {
+/// Follows the copy until the new image has all bytes. `react` is called again and again.
+fn follow(live: &Attached, progress: &Progress, react: impl Fn()) -> Outcome<()> {
     let mut begun = false;
     let since = std::time::Instant::now();
     loop {
@@ -452,6 +457,7 @@ fn follow(live: &Attached, progress: &Progress) -> Outcome<()> {
             None => {}
         }
         progress.check()?;
+        react();
         std::thread::sleep(EVERY);
     }
 }

@@ -23,6 +23,7 @@ mod away;
 mod detaching;
 mod displaced;
 mod flash;
+mod flash_changes;
 mod flash_faults;
 mod growth;
 mod hanging;

@@ -10,7 +10,9 @@ fn a_mirror_gets_a_third_member_while_it_is_written() {
     let engine = engine(1);
     let disk = attach(&engine, LayoutSpec::Mirror, open_all(&paths));
     verify(&disk, 3);
-    let added = disk.add_member(Some(open_file(&new))).expect("it is added");
+    let added = disk
+        .add_member(Some(open_file(&new)), PATIENCE)
+        .expect("it is added");
     assert_eq!((added, disk.members()), (Target(2), 3));
     use MemberState::{InSync, OutOfSync};
     assert_eq!(states(&disk), [InSync, InSync, OutOfSync]);
@@ -43,12 +45,12 @@ fn a_member_that_cannot_be_added_leaves_a_disk_as_it_was() {
     let size = LayoutSpec::Mirror.member_size(SIZE, 2);
     let full = files(place.path(), LayoutSpec::Mirror, 4);
     let disk = attach(&engine, LayoutSpec::Mirror, open_all(&full));
-    let more = disk.add_member(Some(memory::open(size).expect("memory")));
+    let more = disk.add_member(Some(memory::open(size).expect("memory")), PATIENCE);
     assert_eq!(more.err().map(|error| error.kind()), Some(Kind::Invalid));
     let spec = LayoutSpec::MirrorStripe { chunk: 16 << 10 };
     let pairs = files(other.path(), spec, 4);
     let pairs = attach(&engine, spec, open_all(&pairs));
-    let more = pairs.add_member(Some(memory::open(size).expect("memory")));
+    let more = pairs.add_member(Some(memory::open(size).expect("memory")), PATIENCE);
     assert_eq!(
         more.err().map(|error| error.kind()),
         Some(Kind::Unsupported)

@@ -10,20 +10,6 @@ use crate::disks::attached::Attached;
 use crate::os_error::{self, Outcome};
 use crate::store::Found;
 
-/// Fails if an attached disk has a flash cache at work.
-pub(in super::super) fn must_have_no_cache(live: &Attached) -> Outcome<()> {
-    let Some(using) = live.cache() else {
-        return Ok(());
-    };
-    let name = live.name();
-    Err(
-        Problem::new(ProblemCode::Busy, "the disk has a flash cache at work").remedy(format!(
-            "take it off meanwhile: tidegate disk set {name} --cache none; and give it back: tidegate disk set {name} --cache {}",
-            using.cache
-        )),
-    )
-}
-
 /// Fails if only the cache of a disk has some of its writes.
 pub(in super::super) fn must_be_saved(found: &Found) -> Outcome<()> {
     match found
