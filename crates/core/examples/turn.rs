@@ -1,15 +1,20 @@
 //! A loop of I/Os through a shard, to count instructions: `turn HOW COUNT DISKS`.
 //!
 //! HOW is one of `none` (no control), `calm` (control, not engaged), `limited` (not engaged, below a limit), `engaged` (disks that
-//! share a window, half of what they ask for), `all` (the same, with limits, reservations and latency targets). Four
-//! I/Os of each disk are outstanding; their use is told every 50 ms.
+//! share a window, half of what they ask for), `all` (the same, with limits, reservations and latency targets), `hit` (no
+//! control; a flash cache has all that is read, without the checksums themselves). Four I/Os of each disk are outstanding;
+//! their use is told every 50 ms.
 //!
 //! Run it under `valgrind --tool=callgrind` with two counts: the difference is what the I/Os cost.
 
 use std::collections::VecDeque;
+use tidegate_core::block::BLOCK;
 use tidegate_core::effect::{ControlId, Effect};
 use tidegate_core::iocontrol::shared::{Groups, Shared};
 use tidegate_core::iocontrol::{CostModel, DiskKey, Limit, Orders, Policy, Scheduler};
+use tidegate_core::layout::cache::area::Area;
+use tidegate_core::layout::cache::{CacheMode, CacheSetup, PAGE};
+use tidegate_core::layout::{LayoutSpec, Members, Tree};
 use tidegate_core::request::{Data, DiskId, Flags, IoId, Op, Request, Token};
 use tidegate_core::shard::{Controlled, Event, Shard};
 use tidegate_core::stack::Stack;
@@ -18,6 +23,10 @@ use tidegate_core::units::{Span, Time};
 const CONTROL: ControlId = ControlId(0);
 /// I/Os of each disk that are outstanding.
 const DEPTH: u64 = 4;
+/// Bytes of each disk.
+const SIZE: u64 = 1 << 30;
+/// Bytes that are read of a disk with a cache. The cache has room for twice as much.
+const CACHED: u64 = 1024 * PAGE;
 
 fn main() {
     let mut args = std::env::args().skip(1);
@@ -27,7 +36,13 @@ fn main() {
     let mut shard = Shard::new(64);
     let mut out = Vec::with_capacity(64);
     let all = how == "all";
-    if how != "none" {
+    let hit = how == "hit";
+    if hit {
+        let slot = |buffer| Data { buffer, start: 0 };
+        shard.give_arena((1000..1064).map(slot).collect());
+    }
+    let controls = how != "none" && !hit;
+    if controls {
         let window = DEPTH / 2 * u64::from(disks) * 272;
         govern(
             &mut shard,
@@ -56,16 +71,48 @@ fn main() {
         };
         let attach = Event::Attach {
             disk: DiskId(disk),
-            size: 1 << 30,
+            size: SIZE,
             read_only: false,
-            stack: Stack::new(Vec::new()),
-            control: (how != "none").then(|| Box::new(controlled)),
+            stack: if hit {
+                cached()
+            } else {
+                Stack::new(Vec::new())
+            },
+            control: controls.then(|| Box::new(controlled)),
         };
         shard.handle(Time::ZERO, attach, &mut out);
+        let (mut started, mut events) = (VecDeque::new(), Vec::new());
+        carry(&mut shard, Time::ZERO, &mut out, &mut started, &mut events);
     }
-    let answered = run(&mut shard, count, disks, &mut out);
+    let range = if hit { CACHED } else { 200_000 * 4096 };
+    if hit {
+        // Twice, and not in sequence: all pages are kept.
+        let fill = (7 * PAGE, CACHED);
+        let pages = 2 * CACHED / PAGE * u64::from(disks);
+        run(&mut shard, pages, disks, fill, &mut out);
+    }
+    let answered = run(&mut shard, count, disks, (7_919 * 4096, range), &mut out);
     assert_eq!(answered, count);
     println!("{answered} answered");
+}
+
+/// The stack of a disk of one image, with a cache.
+fn cached() -> Stack {
+    let chunks = u32::try_from(2 * CACHED / (16 * PAGE)).expect("few");
+    let cache = CacheSetup {
+        cache: [9; 16],
+        disk: [7; 16],
+        size: SIZE,
+        devices: 1,
+        area: Area::new(16 * PAGE, (0..chunks).collect()).expect("enough"),
+        mode: CacheMode::WriteThrough,
+        attachments: [0, 1],
+        has_dirty: false,
+        without: 0,
+        policy: None,
+    };
+    let members = Members::new([7; 16], SIZE, 1);
+    Stack::new(Vec::new()).over(Tree::cached(LayoutSpec::Plain, members, cache))
 }
 
 /// Puts the shard's datastore under control, engaged where there is a window.
@@ -85,8 +132,21 @@ fn govern(shard: &mut Shard, window: Option<u64>, out: &mut Vec<Effect>) {
     shard.handle(Time::ZERO, Event::Steer { control, orders }, out);
 }
 
-fn run(shard: &mut Shard, count: u64, disks: u32, out: &mut Vec<Effect>) -> u64 {
+/// Reads `count` blocks or pages, in steps of some bytes through a range.
+fn run(
+    shard: &mut Shard,
+    count: u64,
+    disks: u32,
+    (step, range): (u64, u64),
+    out: &mut Vec<Effect>,
+) -> u64 {
+    let len = if step.is_multiple_of(PAGE) {
+        PAGE
+    } else {
+        4096
+    };
     let mut now = Time::from_nanos(1_000_000);
+    let mut events = Vec::with_capacity(64);
     let (mut told, mut usage) = (now, Vec::new());
     let disks = u64::from(disks);
     let mut started: VecDeque<(DiskId, IoId)> = VecDeque::with_capacity(64);
@@ -97,8 +157,8 @@ fn run(shard: &mut Shard, count: u64, disks: u32, out: &mut Vec<Effect>) -> u64 
             let request = Request {
                 op: Op::Read,
                 flags: Flags::NONE,
-                offset: asked * 7_919 % 200_000 * 4096,
-                len: 4096,
+                offset: asked / disks * step % range,
+                len,
                 data: Data::NONE,
                 arrived: now,
             };
@@ -111,7 +171,7 @@ fn run(shard: &mut Shard, count: u64, disks: u32, out: &mut Vec<Effect>) -> u64 
             shard.handle(now, submitted, out);
             asked += 1;
         }
-        answered += carry(out, &mut started);
+        answered += carry(shard, now, out, &mut started, &mut events);
         if let Some((disk, io)) = started.pop_front() {
             now = now + Span::from_micros(1);
             if now.since(told) >= Span::from_millis(50) {
@@ -121,21 +181,50 @@ fn run(shard: &mut Shard, count: u64, disks: u32, out: &mut Vec<Effect>) -> u64 
             }
             let outcome = Ok(());
             shard.handle(now, Event::Finished { disk, io, outcome }, out);
-            answered += carry(out, &mut started);
+            answered += carry(shard, now, out, &mut started, &mut events);
         }
     }
     answered
 }
 
-/// Takes in what the shard wants; tells how many were answered.
-fn carry(out: &mut Vec<Effect>, started: &mut VecDeque<(DiskId, IoId)>) -> u64 {
+/// Takes in what the shard wants; tells how many were answered. A layout's own blocks are empty, and are written at once.
+fn carry(
+    shard: &mut Shard,
+    now: Time,
+    out: &mut Vec<Effect>,
+    started: &mut VecDeque<(DiskId, IoId)>,
+    events: &mut Vec<Event>,
+) -> u64 {
     let mut answered = 0;
-    for effect in out.drain(..) {
-        match effect {
-            Effect::Start { disk, io, .. } => started.push_back((disk, io)),
-            Effect::Answer { .. } => answered += 1,
-            other => panic!("{other:?}"),
+    while !out.is_empty() {
+        for effect in out.drain(..) {
+            let event = match effect {
+                Effect::Start { disk, io, .. } => {
+                    started.push_back((disk, io));
+                    continue;
+                }
+                Effect::Answer { .. } => {
+                    answered += 1;
+                    continue;
+                }
+                Effect::Opened { .. } | Effect::Copy { .. } => continue,
+                Effect::Sum { disk, io, .. } => Event::Summed { disk, io, sum: 0 },
+                Effect::ReadBlock { disk, io, .. } => {
+                    let outcome = Ok(Some(Box::new([0; BLOCK])));
+                    Event::BlockDone { disk, io, outcome }
+                }
+                Effect::WriteBlock { disk, io, .. } => {
+                    let outcome = Ok(None);
+                    Event::BlockDone { disk, io, outcome }
+                }
+                other => panic!("{other:?}"),
+            };
+            events.push(event);
         }
+        for event in events.drain(..) {
+            shard.gather(now, event, out);
+        }
+        shard.flow(now, out);
     }
     answered
 }

@@ -79,10 +79,31 @@ pub enum Map {
         /// Offset there, in bytes.
         offset: u64,
     },
+    /// The whole read goes to this place. Its bytes are whole blocks, and the layout sees the checksum of each
+    /// ([`Layout::checked`]) before it is answered.
+    Checked {
+        /// The target: a flash device, no other layout. No scheduler is in between.
+        target: Target,
+        /// Offset there, in bytes.
+        offset: u64,
+        /// What the layout calls it; not zero.
+        mark: u16,
+    },
     /// The layout has taken it, and will answer it.
     Issued,
     /// It has ended.
     Done(Outcome),
+}
+
+/// What a layout finds when it checks a read ([`Map::Checked`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Check {
+    /// It has not seen all blocks.
+    More,
+    /// All blocks are as they should be: it is answered.
+    Good,
+    /// They are not: [`Layout::unchecked`] follows.
+    Bad,
 }
 
 /// An I/O as a layout sees it.
@@ -192,6 +213,23 @@ pub trait Layout: Send {
         _tries: u8,
     ) -> Map {
         Map::Done(Err(fault))
+    }
+
+    /// The checksum of the next block of a read that it wants to be checked. It has changed nothing if the answer is
+    /// [`Check::Bad`], and forgotten the read if that is [`Check::Good`].
+    fn checked(&mut self, _mark: u16, _sum: u32) -> Check {
+        Check::Bad
+    }
+
+    /// Such a read has failed, with a fault, or it has other bytes than it should have. The layout has taken it now, and
+    /// will answer it.
+    fn unchecked(
+        &mut self,
+        _cx: &mut LayoutCx<'_>,
+        _io: &LayoutIo,
+        _mark: u16,
+        _fault: Option<Fault>,
+    ) {
     }
 
     /// A sub-I/O has ended.

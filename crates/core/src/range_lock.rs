@@ -109,6 +109,14 @@ impl RangeLock {
         self.exclusive == 0
     }
 
+    /// Whether a request holds or awaits a range that overlaps this one, exclusively. Looks once at each.
+    pub fn is_wanted(&self, start: u64, end: u64) -> bool {
+        let waiting = self.waiting.iter().map(|waiting| &waiting.wanted);
+        let all = self.held.iter().chain(waiting).chain(&self.in_line);
+        let mut exclusive = all.filter(|other| other.mode == Mode::Exclusive);
+        exclusive.any(|other| other.start < end && start < other.end)
+    }
+
     /// Adds a request that started while the lock was idle. Before its first exclusive range the owner reports all
     /// requests in flight.
     ///

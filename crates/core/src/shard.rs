@@ -148,6 +148,7 @@ impl Shard {
                 ref request,
             } => self.submitted(now, disk, token, request, out),
             Event::Finished { disk, io, outcome } => self.finished(now, disk, io, outcome),
+            Event::Summed { disk, io, sum } if self.checked(disk, io, sum) => {}
             _ => self.administer(now, ManuallyDrop::into_inner(event), out),
         }
     }
@@ -424,6 +425,18 @@ impl Shard {
             disk.qos.ended(&mut self.schedulers, now, id, io);
         }
         disk.mark_ready(id, &mut self.ready);
+    }
+
+    /// Whether this checksum is one of a guest's read that is checked, and nothing else is to be done about it.
+    #[inline(never)]
+    fn checked(&mut self, id: DiskId, io: IoId, sum: u32) -> bool {
+        let disk = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut);
+        let Some(disk) = disk else { return false };
+        let checked = disk.stack.check(io, sum, &mut self.ios);
+        if checked {
+            disk.mark_ready(id, &mut self.ready);
+        }
+        checked
     }
 
     fn ticked(&mut self, now: Time, out: &mut Vec<Effect>) {

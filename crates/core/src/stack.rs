@@ -40,6 +40,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
+mod checked;
 mod layouts;
 
 /// One position of a new arrangement of filters.
@@ -62,6 +63,8 @@ pub struct Stack {
     lower_leaving: Vec<IoId>,
     /// The layout's sub-I/Os that a datastore completed.
     sub_leaving: Vec<IoId>,
+    /// Guests' reads that a layout has checked.
+    checked: Vec<IoId>,
     inside: Inside,
 }
 
@@ -116,6 +119,7 @@ impl Stack {
             leaving: Vec::new(),
             lower_leaving: Vec::new(),
             sub_leaving: Vec::new(),
+            checked: Vec::new(),
             inside: Inside {
                 layers: Vec::new(),
                 layout: None,
@@ -281,7 +285,7 @@ impl Stack {
                 &mut self.lower_leaving,
                 &mut self.sub_leaving,
             ];
-            cx.leave_layouts(inside, ended);
+            cx.leave_layouts(inside, ended, &mut self.checked);
         }
         if !self.leaving.is_empty() {
             let bottom = inside.layers.len();
@@ -477,6 +481,7 @@ fn entering(now: Time, id: IoId, origin: Origin, request: &Request, follows: boo
         via: 0,
         tries: 0,
         image: 0,
+        mark: 0,
         parked: Some((GATHERED, Way::Down)),
     }
 }

@@ -7,7 +7,7 @@ use tidegate_core::layout::cache::area::Area;
 use tidegate_core::layout::cache::policy::Params;
 use tidegate_core::layout::cache::{CacheMode, CacheSetup, PAGE};
 use tidegate_core::layout::{CacheChange, CacheReport, LayoutSpec, Members, Tree};
-use tidegate_core::request::{Data, DiskId, Flags, Op, Request, Token};
+use tidegate_core::request::{Data, DiskId, Fault, Flags, Op, Request, Token};
 use tidegate_core::shard::{Event, Shard};
 use tidegate_core::stack::Stack;
 use tidegate_core::units::{Span, Time};
@@ -16,7 +16,7 @@ const DISK: DiskId = DiskId(0);
 /// Bytes of the disk.
 const SIZE: u64 = 1 << 30;
 
-/// A disk with a cache, whose targets complete everything at once. All checksums are zero.
+/// A disk with a cache, whose targets complete everything at once. All checksums are the same.
 struct World {
     shard: Shard,
     out: Vec<Effect>,
@@ -29,6 +29,9 @@ struct World {
     writes: BTreeSet<u8>,
     /// Whether the disk is held.
     held: bool,
+    sum: u32,
+    /// Whether flash fails what is read from it.
+    flash_fails: bool,
 }
 
 impl World {
@@ -62,6 +65,8 @@ impl World {
             reads: [0; 2],
             writes: BTreeSet::new(),
             held: false,
+            sum: 0,
+            flash_fails: false,
         };
         world.handle(Event::Attach {
             disk: DISK,
@@ -94,9 +99,14 @@ impl World {
                 } else if op == Op::Write {
                     self.writes.insert(target.0);
                 }
+                let fails = self.flash_fails && op == Op::Read && target.0 > 0;
+                let outcome = if fails { Err(Fault::Io) } else { outcome };
                 Event::Finished { disk, io, outcome }
             }
-            Effect::Sum { io, .. } => Event::Summed { disk, io, sum: 0 },
+            Effect::Sum { io, .. } => {
+                let sum = self.sum;
+                Event::Summed { disk, io, sum }
+            }
             Effect::ReadBlock {
                 io, target, offset, ..
             } => {
@@ -274,4 +284,51 @@ fn flash_follows_the_members_of_a_disk_that_moves() {
     world.change(CacheChange::EndMove);
     world.writes.clear();
     assert_eq!(world.written(), [0, 1]);
+}
+
+/// A world whose first pages are on flash.
+fn warm_world() -> World {
+    let mut world = World::new(16, Some(Params::LRU));
+    for page in [3, 1, 2, 0] {
+        world.read(page * PAGE, PAGE);
+    }
+    world.reads = [0, 0];
+    world
+}
+
+#[test]
+fn a_read_that_one_run_of_blocks_on_flash_has_is_read_once_and_checked() {
+    let mut world = warm_world();
+    let blocks = BLOCK as u64;
+    for (offset, len) in [(0, blocks), (PAGE + blocks, 3 * blocks), (2 * PAGE, PAGE)] {
+        world.read(offset, len);
+    }
+    assert_eq!((world.reads, world.cache().hits), ([0, 3], 3));
+    // Two pages, and a part of a block, are read in pieces.
+    world.read(PAGE - blocks, 2 * blocks);
+    world.read(512, 512);
+    assert_eq!((world.reads, world.cache().hits), ([0, 6], 6));
+}
+
+#[test]
+fn a_hit_that_is_not_as_it_was_written_comes_from_the_disk() {
+    let mut world = warm_world();
+    world.sum = 1;
+    world.read(PAGE, 2 * BLOCK as u64);
+    // Before that it is read with its range locked, and then into memory that no guest can change.
+    assert_eq!(world.reads, [1, 3]);
+    world.sum = 0;
+    world.read(PAGE, 2 * BLOCK as u64);
+    assert_eq!(world.reads[0], 2, "flash has these blocks no more");
+    world.read(PAGE + 2 * BLOCK as u64, BLOCK as u64);
+    assert_eq!(world.reads[0], 2, "it has the others");
+}
+
+#[test]
+fn a_hit_that_its_device_fails_comes_from_the_disk() {
+    let mut world = warm_world();
+    world.flash_fails = true;
+    world.read(2 * PAGE, BLOCK as u64);
+    assert_eq!(world.reads[0], 1);
+    assert_eq!(world.cache().read_faults, 2);
 }

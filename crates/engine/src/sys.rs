@@ -10,6 +10,7 @@
 
 pub(crate) mod aligned;
 pub(crate) mod buffers;
+mod checksum;
 pub(crate) mod eventfd;
 pub(crate) mod fault;
 pub(crate) mod guest;

@@ -21,8 +21,16 @@ const DEPTH: u16 = 32;
 /// # Errors
 /// valgrind, the server or the guest fails.
 pub fn per_request(scratch: &Path, launch: &Launch) -> Result<f64> {
-    let few = count(scratch, launch, FEW)?;
-    let many = count(scratch, launch, MANY)?;
+    per_request_after(scratch, launch, 0)
+}
+
+/// The same after so many requests that do not count: a cache has what they read.
+///
+/// # Errors
+/// As [`per_request`].
+pub fn per_request_after(scratch: &Path, launch: &Launch, warm_up: u64) -> Result<f64> {
+    let few = count(scratch, launch, warm_up + FEW)?;
+    let many = count(scratch, launch, warm_up + MANY)?;
     Ok(many.saturating_sub(few) as f64 / (MANY - FEW) as f64)
 }
 

@@ -205,6 +205,15 @@ pub fn engine(program: &Path, sockets: &[PathBuf], controlled: bool, cpu: usize)
     launch("engine", program, arguments, sockets, cpu)
 }
 
+/// The engine alone with a disk in memory for each socket; `place` is `memory`, or `cached` for one with a flash cache that
+/// has all of it.
+#[must_use]
+pub fn engine_in_memory(program: &Path, sockets: &[PathBuf], place: &str, cpu: usize) -> Launch {
+    let mut launch = engine(program, sockets, false, cpu);
+    launch.arguments.extend(["--place".into(), place.into()]);
+    launch
+}
+
 /// The bare ring loop: `tidegate-bench bare --socket SOCKET`.
 #[must_use]
 pub fn bare(program: &Path, socket: &Path, wait: Wait, cpu: usize) -> Launch {

@@ -26,7 +26,7 @@
 
 use super::slots::Slots;
 use super::{
-    BlockOutcome, CacheReport, Layout, LayoutCx, LayoutIo, LayoutNotice, LayoutOrder,
+    BlockOutcome, CacheReport, Check, Layout, LayoutCx, LayoutIo, LayoutNotice, LayoutOrder,
     Map as Mapped, MemberReport, OrderRefusal, Ordered, Refusal, Target,
 };
 use crate::block::BLOCK;
@@ -40,6 +40,7 @@ use area::Area;
 use around::{Flushing, Stage};
 use clean::Cleaner;
 use fill::{Filler, Filling};
+use hit::Hit;
 use journal::{Heading, Journal};
 use keep::Keeper;
 use loose::Loose;
@@ -56,6 +57,7 @@ mod around;
 pub mod blocks;
 mod clean;
 mod fill;
+mod hit;
 mod journal;
 mod keep;
 pub mod label;
@@ -137,6 +139,8 @@ pub struct Cache {
     lock: RangeLock,
     ops: Slots<Op>,
     reads: Slots<Piece>,
+    /// Reads that one run of blocks on flash has, while they are there.
+    direct: Slots<Hit>,
     parts: Slots<Part>,
     flushes: Slots<Flushing>,
     fillings: Slots<Filling>,
@@ -387,6 +391,7 @@ impl Cache {
             lock: RangeLock::new(),
             ops: Slots::new(),
             reads: Slots::new(),
+            direct: Slots::new(),
             parts: Slots::new(),
             flushes: Slots::new(),
             fillings: Slots::new(),
@@ -464,6 +469,10 @@ impl Cache {
     /// The device that a read goes to if these were tried, one bit each: the least loaded one, in turn.
     fn reader(&mut self, cx: &LayoutCx<'_>, tried: u8) -> Option<Target> {
         let left = self.in_sync & !u32::from(tried);
+        if left.is_power_of_two() {
+            let only = u8::try_from(left.trailing_zeros());
+            return only.ok().map(Target);
+        }
         let last = self.last_read;
         let ready = each(left).min_by_key(|device| (cx.load(*device), device.0 == last));
         self.last_read = ready?.0;
@@ -653,6 +662,10 @@ impl Cache {
 
     /// A page without a valid block leaves the cache, if nothing uses it and no durable record names it.
     fn remove_if_empty(&mut self, slot: u32) {
+        // Most have one.
+        if self.map.slot(slot).valid != 0 {
+            return;
+        }
         let page = self.map.page(slot);
         let is_used = self.map.slot(slot).is_pinned() || self.unsettled.contains_key(&page);
         if is_used || self.map.masks(slot).0 != 0 {
@@ -801,6 +814,14 @@ impl Layout for Cache {
                 offset: io.offset,
             },
         }
+    }
+
+    fn checked(&mut self, mark: u16, sum: u32) -> Check {
+        self.hit_summed(mark, sum)
+    }
+
+    fn unchecked(&mut self, cx: &mut LayoutCx<'_>, io: &LayoutIo, mark: u16, fault: Option<Fault>) {
+        self.hit_bad(cx, io, mark, fault);
     }
 
     fn done(&mut self, cx: &mut LayoutCx<'_>, tag: u64, outcome: Outcome) {

@@ -17,9 +17,9 @@ use super::cache::{Cache, CacheSetup};
 use super::mirror::Mirror;
 use super::stripe::Stripe;
 use super::{
-    Arena, BlockOutcome, DATA_AT, Layout, LayoutCommand, LayoutCx, LayoutNotice, LayoutOrder,
-    LayoutReport, LayoutSpec, MEMBER_TIMEOUT, MemberReport, OnLoss, OrderRefusal, Ordered, Refusal,
-    ScrubReport, Target,
+    Arena, BlockOutcome, Check, DATA_AT, Layout, LayoutCommand, LayoutCx, LayoutNotice,
+    LayoutOrder, LayoutReport, LayoutSpec, MEMBER_TIMEOUT, MemberReport, OnLoss, OrderRefusal,
+    Ordered, Refusal, ScrubReport, Target,
 };
 use crate::block::BLOCK;
 use crate::filter::Io;
@@ -426,6 +426,13 @@ impl Tree {
             true => self.members.data_at,
             false => 0,
         }
+    }
+
+    /// The checksum of the next block of a read that the layout above all others checks.
+    #[inline]
+    pub(crate) fn checked(&mut self, mark: u16, sum: u32) -> Check {
+        let root = &mut self.nodes[usize::from(self.root)];
+        root.layout.checked(mark, sum)
     }
 
     /// A layout, and the context of one of its hooks.

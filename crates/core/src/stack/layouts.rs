@@ -168,7 +168,7 @@ impl Stack {
     /// Reports a checksum to its layout. Returns whether there was such an I/O.
     pub(crate) fn summed(&mut self, cx: &mut StackCx<'_>, id: IoId, sum: u32) -> bool {
         let Some(Origin::Layout { node, tag, .. }) = cx.ios.get(id).map(|io| io.origin) else {
-            return false;
+            return self.check_alone(cx, id, sum);
         };
         cx.ios.remove(id);
         self.inside.subs -= 1;
@@ -430,6 +430,15 @@ impl StackCx<'_> {
     fn mapped(&mut self, inside: &mut Inside, id: IoId, node: u8, map: Map) {
         match map {
             Map::One { target, offset } => self.route(inside, id, node, target, offset),
+            Map::Checked {
+                target,
+                offset,
+                mark,
+            } => {
+                let io = self.ios.inside_mut(id);
+                let place = (target, offset, mark);
+                self.exit.place_checked(inside, io, node, place);
+            }
             Map::Issued => self.take(id),
             Map::Done(outcome) => {
                 self.take(id);
@@ -440,7 +449,7 @@ impl StackCx<'_> {
     }
 
     /// A layout has an I/O, as a datastore would.
-    fn take(&mut self, id: IoId) {
+    pub(super) fn take(&mut self, id: IoId) {
         let io = self.ios.inside_mut(id);
         io.parked = Some((IN_LAYOUT, Way::Down));
         io.issued = self.exit.now;
@@ -457,9 +466,15 @@ impl StackCx<'_> {
     /// Passes I/Os that targets have completed through the layouts: guests', filters' and the layouts' own.
     #[cold]
     #[inline(never)]
-    pub(super) fn leave_layouts(&mut self, inside: &mut Inside, ended: [&mut Vec<IoId>; 3]) {
+    pub(super) fn leave_layouts(
+        &mut self,
+        inside: &mut Inside,
+        ended: [&mut Vec<IoId>; 3],
+        checked: &mut Vec<IoId>,
+    ) {
         let [guests, filters, own] = ended;
         self.leave_targets(inside, guests);
+        guests.append(checked);
         self.leave_targets(inside, filters);
         self.leave_targets(inside, own);
         self.return_to_layouts(inside, own);
@@ -468,14 +483,18 @@ impl StackCx<'_> {
     /// Counts I/Os that targets have completed. Asks layouts about those that failed.
     fn leave_targets(&mut self, inside: &mut Inside, ids: &mut Vec<IoId>) {
         let tree = inside.layout.as_deref_mut().expect("the disk has layouts");
-        let mut failed = false;
+        let (mut failed, mut marks) = (false, 0);
         for id in &*ids {
             let io = self.ios.inside_mut(*id);
             tree.ended(io, self.exit.now, io.outcome);
             failed |= io.outcome.is_err();
+            marks |= io.mark;
         }
         if failed {
             self.ask_of_failed(inside, ids);
+        }
+        if marks != 0 {
+            self.sum_read(ids);
         }
     }
 
@@ -503,6 +522,10 @@ impl StackCx<'_> {
         io.tries = io.tries.saturating_add(1);
         let (node, tries) = (io.node, io.tries);
         let of_layout = as_seen(io, io.at - tree.data_at(io.target));
+        let mark = core::mem::take(&mut io.mark);
+        if mark != 0 {
+            return self.read_badly(inside, id, mark, Some(fault));
+        }
         let own = tree.own_target(node, io.target);
         let (layout, mut cx) = inside.hook(&mut self.exit, node);
         let map = layout.failed(&mut cx, &of_layout, own, fault, tries);
@@ -718,6 +741,14 @@ fn map_io(
         let (layout, mut cx) = inside.hook(exit, node);
         let (target, at) = match layout.map(&mut cx, &seen) {
             Map::One { target, offset } => (target, offset),
+            Map::Checked {
+                target,
+                offset,
+                mark,
+            } => {
+                exit.place_checked(inside, io, node, (target, offset, mark));
+                return None;
+            }
             map => return Some((node, map)),
         };
         (node, offset) = (exit.place(inside, io, node, target, at)?, at);
@@ -725,7 +756,7 @@ fn map_io(
 }
 
 /// An I/O as a layout sees it, at this offset in it.
-fn as_seen(io: &Io, offset: u64) -> LayoutIo {
+pub(super) fn as_seen(io: &Io, offset: u64) -> LayoutIo {
     LayoutIo {
         id: io.id,
         op: io.op,

@@ -27,6 +27,14 @@ const RECHECK: Span = Span::from_millis(20);
 pub(crate) struct Fences(pub(crate) Vec<Vec<Arc<Fence>>>);
 
 impl Fences {
+    /// Whether the gate is open.
+    #[inline]
+    fn are_open(&self) -> bool {
+        let is_open = |fence: &Arc<Fence>| fence.gate() == Gate::Open;
+        let is_open = |group: &Vec<_>| group.is_empty() || group.iter().any(is_open);
+        self.0.iter().all(is_open)
+    }
+
     /// The state of the gate: lost if no member of a group is left to the disk.
     fn gate(&self) -> Gate {
         let rank = |fence: &Arc<Fence>| match fence.gate() {
@@ -85,7 +93,17 @@ impl Fenced {
     }
 
     /// The state of the gate for a new arrival, unless that must wait.
+    #[inline]
     fn passable(&mut self, cx: &mut ImageCx<'_>) -> Option<Gate> {
+        if self.deferred.is_empty() && self.fences.are_open() {
+            return Some(Gate::Open);
+        }
+        self.passable_unless(cx)
+    }
+
+    /// The same if the gate is not open, or something waits.
+    #[cold]
+    fn passable_unless(&mut self, cx: &mut ImageCx<'_>) -> Option<Gate> {
         if !self.deferred.is_empty() {
             self.pass_deferred(cx);
         }

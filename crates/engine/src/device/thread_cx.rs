@@ -8,7 +8,7 @@ use super::nbd_budget::Budget;
 use crate::sys::buffers::Buffers;
 use crate::sys::ring::Ring;
 use tidegate_core::effect::Effect;
-use tidegate_core::request::{DiskId, Request, Token};
+use tidegate_core::request::{DiskId, IoId, Request, Token};
 use tidegate_core::shard::{Event, Shard};
 use tidegate_core::units::Time;
 
@@ -92,6 +92,12 @@ impl ThreadCx {
     /// Has the shard handle an event at once. Its effects are carried out later in the turn.
     pub(crate) fn handle(&mut self, event: Event) {
         self.shard.handle(self.now, event, &mut self.effects);
+    }
+
+    /// The shard gets a checksum that it asked for. What waits for it goes on with the others of this turn.
+    pub(crate) fn summed(&mut self, disk: DiskId, io: IoId, sum: u32) {
+        let event = Event::Summed { disk, io, sum };
+        self.shard.gather(self.now, event, &mut self.effects);
     }
 
     /// Lets the shard process the submitted requests.

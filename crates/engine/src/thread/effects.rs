@@ -62,6 +62,15 @@ impl IoThread {
             Effect::Copy { from, to, len } => {
                 self.cx.buffers.transfer(from, to, bytes(len));
             }
+            Effect::Sum {
+                disk,
+                io,
+                data,
+                len,
+            } => {
+                let sum = self.cx.buffers.crc32c(data, bytes(len));
+                self.cx.summed(disk, io, sum);
+            }
             // Taken out only here, so that the others are read in place.
             _ => {
                 let done = Effect::Held { disk: DiskId(0) };
@@ -75,9 +84,10 @@ impl IoThread {
     #[inline(never)]
     fn perform_rare(&mut self, effect: Effect) {
         match effect {
-            Effect::Start { .. } | Effect::Answer { .. } | Effect::Copy { .. } => {
-                unreachable!("performed above")
-            }
+            Effect::Start { .. }
+            | Effect::Answer { .. }
+            | Effect::Copy { .. }
+            | Effect::Sum { .. } => unreachable!("performed above"),
             Effect::SideWrite {
                 disk,
                 filter,
@@ -98,15 +108,6 @@ impl IoThread {
                 offset,
                 block,
             } => self.start_block(disk, target, io, offset, Some(block)),
-            Effect::Sum {
-                disk,
-                io,
-                data,
-                len,
-            } => {
-                let sum = self.cx.buffers.crc32c(data, bytes(len));
-                self.cx.handle(Event::Summed { disk, io, sum });
-            }
             Effect::Opened { disk, outcome } => self.layout_opened(disk, outcome),
             Effect::LayoutOrdered { disk, outcome } => self.layout_ordered(disk, outcome),
             Effect::LayoutNotice { disk, notice } => self.layout_notice(disk, *notice),

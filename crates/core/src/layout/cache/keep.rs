@@ -135,6 +135,20 @@ impl Cache {
         }
     }
 
+    /// The same for a read of these blocks of a page.
+    #[inline]
+    pub(super) fn shadow_read(&mut self, cx: &LayoutCx<'_>, page: u32, blocks: u16) {
+        if let Some(shadows) = &mut self.keeper.shadows {
+            let access = Access {
+                page,
+                blocks,
+                is_write: false,
+                is_sequential: false,
+            };
+            shadows.access(access, cx.now());
+        }
+    }
+
     /// Goes on with another policy, if the shadows have found a better one.
     #[inline]
     pub(super) fn choose_policy(&mut self, cx: &mut LayoutCx<'_>) {

@@ -373,6 +373,16 @@ impl Map {
             .filter(|twin| self.slot(*twin).valid & bit != 0)
     }
 
+    /// The slot of a page in which all of these blocks are valid.
+    #[inline]
+    pub(super) fn holder_of_all(&self, slot: u32, blocks: u16) -> Option<u32> {
+        let has_all = |slot: u32| self.slot(slot).valid & blocks == blocks;
+        if has_all(slot) {
+            return Some(slot);
+        }
+        self.twin(slot).filter(|twin| has_all(*twin))
+    }
+
     /// These blocks of a page are not valid any more.
     pub(super) fn invalidate(&mut self, slot: u32, blocks: u16) {
         let twin = self.twin(slot);

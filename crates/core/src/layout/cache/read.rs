@@ -70,6 +70,9 @@ const PAGES_FILLED: u64 = 16;
 impl Cache {
     /// Takes a read, or sends it to the disk.
     pub(super) fn take_read(&mut self, cx: &mut LayoutCx<'_>, io: &LayoutIo) -> Map {
+        if let Some(map) = self.take_hit(cx, io) {
+            return map;
+        }
         let fills = self.judge_fills(cx, io);
         let first = io.offset / CACHE_BLOCK * CACHE_BLOCK;
         let end = (io.offset + io.len).next_multiple_of(CACHE_BLOCK);

@@ -13,13 +13,18 @@ use anyhow::{Context, Result};
 use tidegate_core::governor::{self, Kind, Threshold};
 use tidegate_core::iocontrol::{DiskKey, Mode, Policy};
 use tidegate_core::layout::LayoutSpec;
+use tidegate_core::layout::cache::area::Area;
 use tidegate_core::units::Span;
 use tidegate_engine::control::{self, UnderControl};
-use tidegate_engine::datastore::null;
-use tidegate_engine::{Disk, DiskSpec, Engine, LayoutOptions, Settings};
+use tidegate_engine::datastore::{memory, null};
+use tidegate_engine::{Disk, DiskSpec, Engine, Flash, LayoutOptions, Settings};
+use tidegate_testing::peers;
 
 /// How long what is in flight may take to end.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Bytes of a disk in memory: a cache has all of it before the requests that are counted.
+const MEMORY_SIZE: u64 = 32 << 20;
 
 /// How the disk stands under I/O control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,8 +35,23 @@ pub(crate) enum Control {
     NotEngaged,
 }
 
-/// Serves an empty disk of `size` bytes at each of `sockets`, all on one I/O thread that does not poll.
-pub(crate) fn serve(sockets: &[PathBuf], size: u64, control: Control) -> Result<()> {
+/// Where a disk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Place {
+    /// Nowhere: it reads as zeroes.
+    Null,
+    /// In memory.
+    Memory,
+    /// In memory, with a flash cache in memory that has room for all of it, and is of an ordinary size.
+    Cached,
+}
+
+/// Serves an empty disk at each of `sockets`, all on one I/O thread that does not poll.
+pub(crate) fn serve(sockets: &[PathBuf], place: Place, control: Control) -> Result<()> {
+    let size = match place {
+        Place::Null => peers::NULL_SIZE,
+        Place::Memory | Place::Cached => MEMORY_SIZE,
+    };
     let engine = Engine::start(&Settings {
         threads: 1,
         poll: Span::ZERO,
@@ -64,9 +84,15 @@ pub(crate) fn serve(sockets: &[PathBuf], size: u64, control: Control) -> Result<
                 policy: Policy::default(),
             }),
         };
-        let disk = engine
-            .attach(spec, null::open(size))
-            .context("cannot attach a disk")?;
+        let disk = match place {
+            Place::Null => engine.attach(spec, null::open(size)),
+            Place::Memory => engine.attach(spec, memory::open(size)?),
+            Place::Cached => {
+                let members = vec![Some(memory::open(size)?)];
+                engine.attach_cached(spec, members, flash()?, PATIENCE)
+            }
+        };
+        let disk = disk.context("cannot attach a disk")?;
         let listener = UnixListener::bind(socket)
             .with_context(|| format!("cannot make {}", socket.display()))?;
         disks.push((disk, listener));
@@ -85,6 +111,21 @@ pub(crate) fn serve(sockets: &[PathBuf], size: u64, control: Control) -> Result<
     }
     engine.stop();
     Ok(())
+}
+
+/// A flash device in memory. What is not used of it takes no memory.
+fn flash() -> Result<Flash> {
+    let chunk = 64 << 20;
+    let chunks = 128;
+    let device = memory::open(u64::from(chunks) * chunk)?;
+    Ok(Flash {
+        devices: vec![Some(device)],
+        cache: [1; 16],
+        area: Area::new(chunk, (0..chunks).collect()).context("its chunks are too few")?,
+        attachments: [0, 1],
+        has_dirty: false,
+        without: 0,
+    })
 }
 
 fn one_guest(disk: &Disk, listener: &UnixListener) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use tidegate_lab::statistics;
-use tidegate_testing::callgrind::per_request;
+use tidegate_testing::callgrind::{per_request, per_request_after};
 use tidegate_testing::peers::{self, Store};
 
 use crate::bench::{Bench, TIDEGATE, missing};
@@ -18,10 +18,40 @@ const MOST_ADDED: [f64; 3] = [15.0, 20.0, 45.0];
 /// What I/O control may add, as a part, while it is not engaged: who needs no control pays little for it.
 const CONTROL_MOST: f64 = 1.03;
 
+/// What a read that the flash cache answers may cost, as a part of one without a cache: it is found, and checked.
+const HIT_MOST: f64 = 1.5;
+
+/// Reads after which the cache has all of the disk.
+const CACHE_WARM_UP: u64 = 150_000;
+
 /// Counts with no filter, with each stack, and under I/O control.
 pub(crate) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
     stacks(bench, report)?;
-    control(bench, report)
+    control(bench, report)?;
+    cache(bench, report)
+}
+
+/// Counts reads of a disk in memory, with a flash cache in memory that has all of it and without.
+fn cache(bench: &Bench, report: &mut Report) -> Result<()> {
+    let mut ratio = None;
+    if !missing(bench, report, &["valgrind"]) {
+        let count = |place| {
+            let sockets = [bench.path("counted.sock")];
+            let cpu = bench.server_cpu();
+            let launch = peers::engine_in_memory(&bench.itself(), &sockets, place, cpu);
+            per_request_after(bench.scratch.path(), &launch, CACHE_WARM_UP)
+        };
+        let (without, with) = (count("memory")?, count("cached")?);
+        report.notes.push(format!(
+            "instructions per read, a disk in memory: {without:.0}; from its flash cache: {with:.0}"
+        ));
+        ratio = statistics::ratio(&[with], &[without]);
+    }
+    let claim = "instructions per read that the flash cache answers, by those without one";
+    report
+        .checks
+        .push(Check::new(claim, Rule::AtMost(HIT_MOST), ratio, 1));
+    Ok(())
 }
 
 fn stacks(bench: &Bench, report: &mut Report) -> Result<()> {

@@ -24,7 +24,7 @@ mod report;
 mod scenarios;
 
 use bench::Options;
-use engine::Control;
+use engine::{Control, Place};
 
 /// Measures Tidegate's data path against its peers.
 #[derive(Parser)]
@@ -55,6 +55,9 @@ enum Verb {
         /// Under I/O control, which never engages
         #[arg(long)]
         controlled: bool,
+        /// Where the disks are
+        #[arg(long, value_enum, default_value_t = Place::Null)]
+        place: Place,
     },
     /// Load the disks of a running server with 4 KiB random reads, as one guest each: to look at its profile meanwhile
     Guests {
@@ -102,13 +105,14 @@ fn run(verb: Verb) -> Result<bool> {
         Verb::Engine {
             sockets,
             controlled,
+            place,
         } => {
             let control = if controlled {
                 Control::NotEngaged
             } else {
                 Control::None
             };
-            engine::serve(&sockets, peers::NULL_SIZE, control).map(|()| true)
+            engine::serve(&sockets, place, control).map(|()| true)
         }
         Verb::Guests {
             sockets,
