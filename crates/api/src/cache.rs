@@ -28,6 +28,9 @@ pub struct Cache {
     pub chunk_bytes: u64,
     /// Bytes that disks have written there and that their datastores do not have, at most.
     pub dirty_bytes: u64,
+    /// For how long its disks have lacked the oldest of them, in seconds. Null: nothing is dirty.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dirty_age_s: Option<f64>,
     /// Bytes written to its devices since their disks were attached.
     pub flash_written_bytes_total: u64,
     /// Bytes that may be written to each device in a day, if there is a budget. It is reported and not enforced.
@@ -67,7 +70,7 @@ pub struct CachedDisk {
 }
 
 /// What a disk's flash cache has done since the disk was attached.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CacheCounts {
     /// When writes are answered.
     pub mode: FlashMode,
@@ -81,6 +84,13 @@ pub struct CacheCounts {
     pub free_bytes: u64,
     /// Bytes that the disk does not have, at most.
     pub dirty_bytes: u64,
+    /// For how long the disk has lacked the oldest of them, in seconds, but not from before it was attached. It is too high by a
+    /// second or a 64th at most. Null: nothing is dirty.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dirty_age_s: Option<f64>,
+    /// Seconds until all of them are on the disk, at the pace of the last cleaning. Null: nothing was cleaned yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_to_clean_s: Option<f64>,
     /// Reads of pages of 64 KiB that flash answered.
     pub hits_total: u64,
     /// Those that the disk answered.

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueHint};
 use tidegate_api::cache::{
@@ -244,14 +245,32 @@ fn disk(disk: &CachedDisk) -> String {
     match &disk.at_work {
         None => format!("{}: {size}, not attached with it", disk.disk),
         Some(counts) => format!(
-            "{}: {size}, {}, {} of reads hit, {} dirty, {} written",
+            "{}: {size}, {}, {} of reads hit, {} dirty{}, {} written",
             disk.disk,
             counts.mode,
             hit_ratio(counts),
             figures::bytes(counts.dirty_bytes),
+            dirty_words(counts),
             figures::bytes(counts.flash_written_bytes_total)
         ),
     }
+}
+
+/// How old the oldest dirty data is, and when it is clean, in brackets.
+pub(crate) fn dirty_words(counts: &CacheCounts) -> String {
+    let Some(age) = counts.dirty_age_s else {
+        return String::new();
+    };
+    match counts.time_to_clean_s {
+        Some(left) => format!(" (for {}, clean in {})", rough(age), rough(left)),
+        None => format!(" (for {})", rough(age)),
+    }
+}
+
+/// Seconds, rounded up.
+fn rough(seconds: f64) -> String {
+    let whole = Duration::try_from_secs_f64(seconds.ceil());
+    figures::seconds(whole.map_or(0, |whole| whole.as_secs()))
 }
 
 impl Shown for Answer {
@@ -266,7 +285,16 @@ impl Shown for Answer {
             ("devices", devices(self)),
             ("size", figures::bytes(self.size_bytes)),
             ("free", figures::bytes(self.free_bytes)),
-            ("dirty", figures::bytes(self.dirty_bytes)),
+            (
+                "dirty",
+                match self.dirty_age_s {
+                    Some(age) => {
+                        let bytes = figures::bytes(self.dirty_bytes);
+                        format!("{bytes}, the oldest for {}", rough(age))
+                    }
+                    None => figures::bytes(self.dirty_bytes),
+                },
+            ),
             ("written", figures::bytes(self.flash_written_bytes_total)),
         ];
         if let Some(budget) = self.budget_bytes_per_day {
@@ -324,6 +352,16 @@ mod tests {
         assert_eq!("0.3".parse(), Ok(Endurance(0.3)));
         let refused = "often".parse::<Endurance>().unwrap_err();
         assert!(refused.contains("1dwpd"), "{refused}");
+    }
+
+    #[test]
+    fn the_age_of_dirty_data_is_shown_with_the_time_until_it_is_clean() {
+        let mut counts = CacheCounts::default();
+        assert_eq!(dirty_words(&counts), "");
+        counts.dirty_age_s = Some(65.2);
+        assert_eq!(dirty_words(&counts), " (for 1min 6s)");
+        counts.time_to_clean_s = Some(0.5);
+        assert_eq!(dirty_words(&counts), " (for 1min 6s, clean in 1s)");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use tidegate_core::effect::Effect;
 use tidegate_core::layout::cache::area::Area;
 use tidegate_core::layout::cache::policy::Params;
 use tidegate_core::layout::cache::{CacheMode, CacheSetup, PAGE};
-use tidegate_core::layout::{CacheChange, CacheReport, LayoutSpec, Members, Tree};
+use tidegate_core::layout::{CacheChange, CacheReport, LayoutOrder, LayoutSpec, Members, Tree};
 use tidegate_core::request::{Data, DiskId, Fault, Flags, Op, Request, Token};
 use tidegate_core::shard::{Event, Shard};
 use tidegate_core::stack::Stack;
@@ -331,4 +331,33 @@ fn a_hit_that_its_device_fails_comes_from_the_disk() {
     world.read(2 * PAGE, BLOCK as u64);
     assert_eq!(world.reads[0], 1);
     assert_eq!(world.cache().read_faults, 2);
+}
+
+#[test]
+fn a_page_that_is_written_again_and_again_is_as_old_as_what_the_disk_lacks() {
+    let mut world = World::new(8, Some(Params::LRU));
+    while world.cache().hits == 0 {
+        world.read(0, PAGE);
+        world.pass(Span::from_millis(2));
+    }
+    let order = LayoutOrder::CacheMode(CacheMode::WriteBack);
+    world.handle(Event::LayoutOrder { disk: DISK, order });
+    world.pass(Span::from_secs(2));
+    assert_eq!(world.cache().dirty_since, None);
+    world.write(0, 4096);
+    let begun = world.now;
+    assert_eq!(world.cache().dirty_since, Some(begun));
+    // A guest that is never quiet: cleaned once a minute.
+    for _ in 0..1000 {
+        world.pass(Span::from_millis(200));
+        world.write(0, 4096);
+        let age = world
+            .now
+            .since(world.cache().dirty_since.expect("it is dirty"));
+        assert!(age <= Span::from_secs(61), "{age}");
+    }
+    assert!(world.now.since(begun) > Span::from_secs(190));
+    world.pass(Span::from_secs(2));
+    assert_eq!(world.cache().dirty_since, None, "it was quiet");
+    assert_eq!(world.cache().time_to_clean, Some(Span::ZERO));
 }

@@ -19,6 +19,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tidegate_api::cache::{CacheCreate, CacheData};
 use tidegate_api::descriptor::Uuid;
@@ -49,14 +50,17 @@ const CHUNKS_WANTED: u64 = 4096;
 /// See the module.
 pub(crate) struct Caches {
     folder: PathBuf,
-    /// Devices that are open, by cache.
-    open: Mutex<BTreeMap<Name, Arc<Devices>>>,
+    /// Devices that are open, by cache. A lock is held while its devices are opened, which can take long.
+    open: Mutex<BTreeMap<Name, Arc<OpenDevices>>>,
     /// Serialises changes of records.
     changing: Mutex<()>,
 }
 
 /// The open devices of a cache, or why one cannot be used.
 pub(crate) struct Devices(Vec<Device>);
+
+/// The devices of one cache. None: they have not been opened since the daemon has started.
+type OpenDevices = Mutex<Option<Arc<Devices>>>;
 
 struct Device {
     file: Outcome<Arc<SharedFile>>,
@@ -196,7 +200,7 @@ impl Caches {
         made.keep();
         let open = (0..).zip(files);
         let open = open.map(|(nth, file)| Device::new(Ok(Arc::new(file)), record.label(nth)));
-        locked(&self.open).insert(name.clone(), Arc::new(Devices(open.collect())));
+        *locked(&self.opened(name)) = Some(Arc::new(Devices(open.collect())));
         Ok(())
     }
 
@@ -216,7 +220,7 @@ impl Caches {
         }
         record::remove(&self.folder, name)?;
         let open = locked(&self.open).remove(name);
-        if let Some(devices) = open {
+        if let Some(devices) = open.and_then(|open| locked(&open).take()) {
             // Without its label, a device can become another cache.
             for file in devices.0.iter().flat_map(|device| &device.file) {
                 devices::clear_label(file)?;
@@ -225,15 +229,25 @@ impl Caches {
         Ok(())
     }
 
-    /// The devices of a cache. One that could not be used is tried again.
+    fn opened(&self, name: &Name) -> Arc<OpenDevices> {
+        Arc::clone(locked(&self.open).entry(name.clone()).or_default())
+    }
+
+    /// The devices of a cache. One that could not be used is tried again. Only the first time, and only for this cache, it
+    /// waits for a daemon before this one.
     pub(crate) fn devices(&self, name: &Name, record: &Record) -> Arc<Devices> {
-        let mut open = locked(&self.open);
-        if let Some(devices) = open.get(name)
+        let opened = self.opened(name);
+        let mut open = locked(&opened);
+        if let Some(devices) = &*open
             && devices.0.iter().all(Device::is_usable)
         {
             return Arc::clone(devices);
         }
-        let before = open.remove(name);
+        let before = open.take();
+        let patience = match before {
+            None => devices::PATIENCE,
+            Some(_) => Duration::ZERO,
+        };
         // One that cannot be used is closed before it is opened again.
         let usable = |device: &Device| device.is_usable().then(|| device.file.clone().ok());
         let kept: Vec<Option<Arc<SharedFile>>> = before.map_or_else(Vec::new, |devices| {
@@ -245,12 +259,12 @@ impl Caches {
             let label = record.label(nth);
             let file = match kept.next().flatten() {
                 Some(file) => Ok(file),
-                None => devices::open(name, path, nth, record).map(Arc::new),
+                None => devices::open(name, path, nth, record, patience).map(Arc::new),
             };
             Device::new(file, label)
         });
         let devices = Arc::new(Devices(devices.collect()));
-        open.insert(name.clone(), Arc::clone(&devices));
+        *open = Some(Arc::clone(&devices));
         devices
     }
 

@@ -34,6 +34,7 @@ pub use disk_spec::{DiskSpec, Flash, LayoutOptions, NoticeSink};
 pub use error::{Error, Kind, Result};
 pub use handle::{Answers, DeviceReport, Disk, Engine, OldImage, Settings};
 pub use lease::{Lease, Leases};
+pub use sys::os::now;
 pub use thread::commands::{DiskPulse, DiskReading, ThreadPulse, ThreadReport};
 pub use thread::refusals::RING_LOCKED;
 

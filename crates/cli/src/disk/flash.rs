@@ -9,7 +9,7 @@ use tidegate_api::name::Name;
 use tidegate_api::units::Size;
 
 use super::policy::OrNone;
-use crate::cache::hit_ratio;
+use crate::cache::{dirty_words, hit_ratio};
 use crate::{complete, figures};
 
 /// What `--cache` names: a flash cache, or the mode that a guest sees.
@@ -107,8 +107,9 @@ pub(super) fn shown(flash: &DiskFlash) -> String {
                 hit_ratio(counts)
             ));
             lines.push(format!(
-                "{} only on flash, {} written to flash",
+                "{} only on flash{}, {} written to flash",
                 figures::bytes(counts.dirty_bytes),
+                dirty_words(counts),
                 figures::bytes(counts.flash_written_bytes_total)
             ));
         }

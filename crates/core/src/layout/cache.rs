@@ -52,6 +52,7 @@ use resync::{Copying, Resync};
 use size::Shrinking;
 use write::{Part, in_pages};
 
+mod age;
 pub mod area;
 mod around;
 pub mod blocks;
@@ -945,6 +946,8 @@ impl Layout for Cache {
             pages: self.map.len(),
             free: self.map.free_count(),
             dirty: self.cleaner.dirty_pages() as u64,
+            dirty_since: self.cleaner.oldest(),
+            time_to_clean: self.cleaner.time_to_clean(),
             keeps_dirty: self.keeps_dirty,
             losing: self.state == State::Losing,
             hits: self.hits,

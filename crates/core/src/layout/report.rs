@@ -6,7 +6,7 @@ use super::cache::CacheMode;
 use super::cache::policy::Choice;
 use super::{LayoutSpec, OnLoss, Target};
 use crate::request::Fault;
-use crate::units::Span;
+use crate::units::{Span, Time};
 use alloc::vec::Vec;
 
 /// The state of a disk's layout.
@@ -43,6 +43,11 @@ pub struct CacheReport {
     pub free: u32,
     /// Pages with blocks that the disk may not have durably.
     pub dirty: u64,
+    /// Since when the oldest of them lacks something; after a start, since then. It is too early by a second or a 64th of the age
+    /// at most.
+    pub dirty_since: Option<Time>,
+    /// How long it takes to clean all of them, at the pace of the last cleaning. None: nothing was cleaned yet.
+    pub time_to_clean: Option<Span>,
     /// Whether an answered write may be on flash only. In write-through mode it is false once everything was cleaned.
     pub keeps_dirty: bool,
     /// Whether its devices have failed, and the disk has everything. Writes wait until the cache is given up.

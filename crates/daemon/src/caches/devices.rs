@@ -18,7 +18,7 @@ use super::Record;
 use crate::os_error::{self, Outcome};
 
 /// How long to wait for a predecessor whose last operations have not ended.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 /// The beginning of a device that must be empty: file systems, partition tables and LVM begin there.
 const BEGINNING: usize = 1 << 20;
 
@@ -40,7 +40,8 @@ impl Drop for Prepared {
 impl Prepared {
     /// Opens and locks them.
     pub(super) fn open(&self) -> Outcome<Vec<SharedFile>> {
-        self.paths.iter().map(|path| lock(path)).collect()
+        let open = |path: &PathBuf| lock(path, PATIENCE);
+        self.paths.iter().map(open).collect()
     }
 
     /// The cache is created: its files stay.
@@ -89,10 +90,16 @@ pub(super) fn prepare(paths: &[PathBuf], size: Option<u64>) -> Outcome<Prepared>
 }
 
 /// Opens a device of a cache, if it has this label.
-pub(super) fn open(cache: &Name, path: &Path, nth: u8, record: &Record) -> Outcome<SharedFile> {
+pub(super) fn open(
+    cache: &Name,
+    path: &Path,
+    nth: u8,
+    record: &Record,
+    patience: Duration,
+) -> Outcome<SharedFile> {
     let label = &record.label(nth);
     let what = || format!("cannot use {} for cache {cache}", path.display());
-    let file = lock(path).map_err(|e| e.within(what()))?;
+    let file = lock(path, patience).map_err(|e| e.within(what()))?;
     let mut block = [0; BLOCK];
     file.read_at(&mut block, 0)
         .map_err(|e| os_error::io(what(), &e))?;
@@ -125,8 +132,8 @@ pub(super) fn open(cache: &Name, path: &Path, nth: u8, record: &Record) -> Outco
         )))
 }
 
-fn lock(path: &Path) -> Outcome<SharedFile> {
-    SharedFile::open(path, PATIENCE).map_err(|e| crate::host::problem(&e))
+fn lock(path: &Path, patience: Duration) -> Outcome<SharedFile> {
+    SharedFile::open(path, patience).map_err(|e| crate::host::problem(&e))
 }
 
 /// Fails if there is anything at the beginning of a device.

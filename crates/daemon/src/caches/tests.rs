@@ -231,3 +231,30 @@ fn a_device_that_was_overwritten_while_it_is_open_is_away_and_the_other_is_used(
     write(&label[..512]);
     assert_eq!(usable(), [true, true], "it is back");
 }
+
+#[test]
+fn a_cache_whose_device_is_waited_for_is_in_no_ones_way() {
+    let place = Place::new();
+    let orders = [("slow", "a"), ("fast", "b")].map(|(name, device)| {
+        let order = place.order(name, &[device]);
+        place.create(&order).unwrap();
+        order
+    });
+    let [slow, fast] = orders.each_ref().map(|order| &order.name);
+    let record = |name| place.caches.record(name).unwrap();
+    let other = Caches::new(place.folder.path());
+    // The daemon before this one still has its devices, and that of the fast cache leaves.
+    let held = place.caches.devices(slow, &record(slow));
+    let (slow_record, fast_record) = (record(slow), record(fast));
+    drop(place.caches);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| other.devices(slow, &slow_record).are_all_away());
+        while other.opened(slow).try_lock().is_ok() {
+            std::thread::yield_now();
+        }
+        assert!(!other.devices(fast, &fast_record).are_all_away());
+        assert!(!waiting.is_finished());
+        drop(held);
+        assert!(!waiting.join().unwrap(), "it was waited for");
+    });
+}

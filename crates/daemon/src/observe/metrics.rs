@@ -589,6 +589,7 @@ mod tests {
                 "fast".parse().unwrap(),
                 CacheCounts {
                     dirty_bytes: 65_536,
+                    dirty_age_s: Some(12.5),
                     hits_total: 7,
                     ..CacheCounts::default()
                 },
@@ -615,10 +616,13 @@ mod tests {
         let labels = "disk=\"a\",datastore=\"local\",cache=\"fast\"";
         for line in [
             format!("tidegate_disk_cache_dirty_bytes{{{labels}}} 65536"),
+            format!("tidegate_disk_cache_dirty_age_seconds{{{labels}}} 12.5"),
             format!("tidegate_disk_cache_hits_total{{{labels}}} 7"),
         ] {
             assert!(page.lines().any(|told| told == line), "{line}\n{page}");
         }
+        let unknown = format!("tidegate_disk_cache_time_to_clean_seconds{{{labels}}}");
+        assert!(!page.contains(&unknown), "nothing was cleaned yet: {page}");
     }
 
     #[test]

@@ -8,8 +8,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use tidegate_core::units::Time;
 
-/// The current time of the monotonic clock.
-pub(crate) fn now() -> Time {
+/// The current time of the monotonic clock, as the I/O threads have it.
+pub fn now() -> Time {
     let mut at = MaybeUninit::<libc::timespec>::uninit();
     // SAFETY: the call fills the timespec it is given.
     let ok = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, at.as_mut_ptr()) };

@@ -9,6 +9,7 @@
 //! - while a page is being cleaned, nothing else writes its blocks to the disk
 //! - a block whose bytes are not as they were written stays dirty, and is reported
 
+use super::age::{Ages, Pace};
 use super::write::{at_block, runs};
 use super::{
     BACKING, BLOCKS, CACHE_BLOCK, CLEAN_READ, CLEAN_SUM, CLEAN_WRITE, Cache, PAGE, State,
@@ -33,8 +34,12 @@ const RETRY: Span = Span::from_secs(10);
 /// See the module.
 #[derive(Default)]
 pub(super) struct Cleaner {
-    /// Pages with dirty blocks.
-    dirty: BTreeSet<u32>,
+    /// Pages with dirty blocks, and the epoch since when.
+    dirty: BTreeMap<u32, u32>,
+    ages: Ages,
+    pace: Pace,
+    /// When the cleaning began of pages of [`Cleaner::written`] that it has brought to the disk.
+    begun: BTreeMap<u32, Time>,
     /// Dirty blocks that the disk has, but perhaps not durably.
     written: BTreeMap<u32, u16>,
     /// The same, covered by the flush that is under way.
@@ -74,6 +79,8 @@ struct Item {
     checks: [u16; BLOCKS],
     /// Reads, checksums or writes that have not ended.
     open: u32,
+    /// When it began.
+    begun: Time,
     /// Whether a read or a write of it has failed. Then its blocks are read one by one.
     is_failed: bool,
     one_by_one: bool,
@@ -138,7 +145,8 @@ fn take_from(set: &mut BTreeMap<u32, u16>, page: u32, blocks: u16) {
 impl Cleaner {
     /// These blocks have become dirty.
     pub(super) fn dirtied(&mut self, page: u32, blocks: u16, now: Time) {
-        self.dirty.insert(page);
+        let ages = &mut self.ages;
+        self.dirty.entry(page).or_insert_with(|| ages.enter(now));
         self.forget(page, blocks);
         take_from(&mut self.broken, page, blocks);
         self.age_at.get_or_insert(now + MAX_AGE);
@@ -180,10 +188,26 @@ impl Cleaner {
 
     /// A page has no dirty block any more.
     pub(super) fn cleaned(&mut self, page: u32) {
-        self.dirty.remove(&page);
+        if let Some(epoch) = self.dirty.remove(&page) {
+            self.ages.leave(epoch);
+        }
+        self.begun.remove(&page);
         self.fresh.remove(&page);
         self.wanted.remove(&page);
         self.broken.remove(&page);
+    }
+
+    /// The disk has durably what a page had when its cleaning began. If it is dirty still, it was written since then.
+    fn renewed(&mut self, page: u32) {
+        let Some(begun) = self.begun.remove(&page) else {
+            return;
+        };
+        if self.broken_of(page) == 0
+            && let Some(epoch) = self.dirty.get_mut(&page)
+        {
+            let new = self.ages.enter(begun);
+            self.ages.leave(core::mem::replace(epoch, new));
+        }
     }
 
     /// The disk has the newest bytes of these blocks, perhaps not durably.
@@ -250,7 +274,7 @@ impl Cleaner {
     /// Dirty pages of a range.
     pub(super) fn dirty_between(&self, start: u64, end: u64) -> alloc::vec::Vec<u32> {
         let pages = super::page_number(start / PAGE)..=super::page_number((end - 1) / PAGE);
-        self.dirty.range(pages).copied().collect()
+        self.dirty.range(pages).map(|(page, _)| *page).collect()
     }
 
     /// Pages of a range with blocks that are being replaced.
@@ -266,6 +290,22 @@ impl Cleaner {
 
     pub(super) fn dirty_pages(&self) -> usize {
         self.dirty.len()
+    }
+
+    /// Since when the disk lacks something.
+    pub(super) fn oldest(&self) -> Option<Time> {
+        self.ages.oldest()
+    }
+
+    /// How long it takes to clean everything, if that is known.
+    pub(super) fn time_to_clean(&self) -> Option<Span> {
+        self.pace.time_of(self.dirty.len() as u64)
+    }
+
+    /// So many pages have come to the disk.
+    fn note_pace(&mut self, now: Time, pages: u64) {
+        let is_busy = !self.items.is_empty() || self.flushing.is_some();
+        self.pace.note(now, is_busy, pages);
     }
 
     /// A flush of the disk begins. Returns whether it covers blocks: one does at a time.
@@ -304,8 +344,8 @@ impl Cleaner {
             }
             false => {
                 let next = self.dirty.range(self.cursor..).next();
-                let next = next.or(self.dirty.first());
-                next.map(|page| (*page, self.dirty.len()))
+                let next = next.or(self.dirty.first_key_value());
+                next.map(|(page, _)| (*page, self.dirty.len()))
             }
         }
     }
@@ -362,7 +402,7 @@ impl Cache {
     /// What is dirty now is owed to the disk. What guests write meanwhile is not: cleaning must have an end.
     fn owe_dirty(&mut self) {
         let mut owed = Owed::default();
-        for page in &self.cleaner.dirty {
+        for page in self.cleaner.dirty.keys() {
             let Some(slot) = self.map.find(*page) else {
                 continue;
             };
@@ -494,6 +534,7 @@ impl Cache {
                 blocks,
                 checks,
                 open: 0,
+                begun: cx.now(),
                 is_failed: false,
                 one_by_one: false,
                 bad: 0,
@@ -504,6 +545,7 @@ impl Cache {
                 outdated: 0,
             },
         );
+        self.cleaner.note_pace(cx.now(), 0);
         self.read_dirty(cx, page);
         true
     }
@@ -678,6 +720,8 @@ impl Cache {
             false => {
                 let (blocks, disturbed) = (item.blocks, item.disturbed);
                 let older = blocks & disturbed & !item.outdated;
+                let begun = item.begun;
+                self.cleaner.begun.entry(page).or_insert(begun);
                 self.cleaner.wrote(page, blocks & !disturbed);
                 self.cleaner.wrote_older(page, older);
             }
@@ -691,6 +735,7 @@ impl Cache {
             return;
         };
         cx.release_above(item.arena);
+        self.cleaner.note_pace(cx.now(), 1);
         self.unpin(cx, item.slot);
         self.resume_behind(cx);
         self.advance_cleaner(cx);
@@ -701,6 +746,7 @@ impl Cache {
     /// A flush of the disk that covers written blocks has ended.
     pub(super) fn disk_flushed(&mut self, cx: &mut LayoutCx<'_>, outcome: Outcome) {
         let covered = self.cleaner.end_flush(outcome);
+        self.cleaner.note_pace(cx.now(), 0);
         for (page, blocks) in covered {
             if outcome.is_err() {
                 self.cleaner.wrote(page, blocks);
@@ -710,8 +756,9 @@ impl Cache {
                 continue;
             };
             self.map.clean(slot, blocks);
-            if self.map.masks(slot).1 == 0 {
-                self.cleaner.cleaned(page);
+            match self.map.masks(slot).1 {
+                0 => self.cleaner.cleaned(page),
+                _ => self.cleaner.renewed(page),
             }
             if self.is_writable() {
                 self.change(cx, page);

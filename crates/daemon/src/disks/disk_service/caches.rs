@@ -13,6 +13,7 @@ use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::layout::cache::{CacheMode, PAGE};
 use tidegate_core::layout::{CacheReport, LayoutOrder};
+use tidegate_core::units::Span;
 
 use super::DiskService;
 use super::flash::{became_clean, new_attachment};
@@ -164,6 +165,10 @@ impl DiskService {
             free_bytes: chunks::free(record.chunks(), &record.parts) as u64 * chunk,
             chunk_bytes: chunk,
             dirty_bytes: sum(|report| report.dirty * PAGE),
+            dirty_age_s: using
+                .iter()
+                .filter_map(|(_, report)| dirty_age(report))
+                .reduce(f64::max),
             flash_written_bytes_total: sum(|report| report.flash_bytes),
             budget_bytes_per_day: record.budget(),
             disks,
@@ -328,12 +333,24 @@ pub(crate) fn counts(report: &CacheReport) -> CacheCounts {
         size_bytes: u64::from(report.pages) * PAGE,
         free_bytes: u64::from(report.free) * PAGE,
         dirty_bytes: report.dirty * PAGE,
+        dirty_age_s: dirty_age(report),
+        time_to_clean_s: report.time_to_clean.map(seconds),
         hits_total: report.hits,
         misses_total: report.misses,
         fills_total: report.fills,
         read_faults_total: report.read_faults,
         flash_written_bytes_total: report.flash_bytes,
     }
+}
+
+/// For how long the disk has lacked the oldest dirty data, in seconds.
+fn dirty_age(report: &CacheReport) -> Option<f64> {
+    let since = report.dirty_since?;
+    Some(seconds(tidegate_engine::now().since(since)))
+}
+
+fn seconds(span: Span) -> f64 {
+    crate::text::float(span.as_micros()) / 1e6
 }
 
 /// The cache of an attached disk, if it has one.
@@ -351,6 +368,7 @@ fn unreadable(name: Name, problem: Problem) -> Cache {
         free_bytes: 0,
         chunk_bytes: 0,
         dirty_bytes: 0,
+        dirty_age_s: None,
         flash_written_bytes_total: 0,
         budget_bytes_per_day: None,
         disks: Vec::new(),

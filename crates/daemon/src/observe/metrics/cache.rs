@@ -5,34 +5,52 @@ use std::fmt::Display;
 use tidegate_api::cache::CacheCounts;
 
 use super::families::{
-    DISK_CACHE_DIRTY, DISK_CACHE_FAULTS, DISK_CACHE_FILLS, DISK_CACHE_FREE, DISK_CACHE_HITS,
-    DISK_CACHE_MISSES, DISK_CACHE_SIZE, DISK_CACHE_WRITTEN, Family,
+    DISK_CACHE_DIRTY, DISK_CACHE_DIRTY_AGE, DISK_CACHE_FAULTS, DISK_CACHE_FILLS, DISK_CACHE_FREE,
+    DISK_CACHE_HITS, DISK_CACHE_MISSES, DISK_CACHE_SIZE, DISK_CACHE_TO_CLEAN, DISK_CACHE_WRITTEN,
+    Family,
 };
 use super::{AttachedMoment, Page};
 
 /// The flash caches of disks.
 pub(super) fn families(page: &mut Page, disks: &[AttachedMoment]) {
-    let each = |page: &mut Page, family: &Family, value: fn(&CacheCounts) -> u64| {
-        let mut page = page.family(family);
-        for disk in disks {
-            if let Some((cache, counts)) = &disk.cache {
-                let labels: [(&str, &dyn Display); 3] = [
-                    ("disk", &disk.name),
-                    ("datastore", &disk.datastore),
-                    ("cache", cache),
-                ];
-                page.value(&labels, value(counts));
-            }
-        }
+    let count = |page: &mut Page, family: &Family, value: fn(&CacheCounts) -> u64| {
+        each(page, disks, family, |counts| Some(value(counts)));
     };
-    each(page, &DISK_CACHE_SIZE, |counts| counts.size_bytes);
-    each(page, &DISK_CACHE_FREE, |counts| counts.free_bytes);
-    each(page, &DISK_CACHE_DIRTY, |counts| counts.dirty_bytes);
-    each(page, &DISK_CACHE_HITS, |counts| counts.hits_total);
-    each(page, &DISK_CACHE_MISSES, |counts| counts.misses_total);
-    each(page, &DISK_CACHE_FILLS, |counts| counts.fills_total);
-    each(page, &DISK_CACHE_FAULTS, |counts| counts.read_faults_total);
-    each(page, &DISK_CACHE_WRITTEN, |counts| {
+    count(page, &DISK_CACHE_SIZE, |counts| counts.size_bytes);
+    count(page, &DISK_CACHE_FREE, |counts| counts.free_bytes);
+    count(page, &DISK_CACHE_DIRTY, |counts| counts.dirty_bytes);
+    each(page, disks, &DISK_CACHE_DIRTY_AGE, |counts| {
+        Some(counts.dirty_age_s.unwrap_or(0.0))
+    });
+    each(page, disks, &DISK_CACHE_TO_CLEAN, |counts| {
+        counts.time_to_clean_s
+    });
+    count(page, &DISK_CACHE_HITS, |counts| counts.hits_total);
+    count(page, &DISK_CACHE_MISSES, |counts| counts.misses_total);
+    count(page, &DISK_CACHE_FILLS, |counts| counts.fills_total);
+    count(page, &DISK_CACHE_FAULTS, |counts| counts.read_faults_total);
+    count(page, &DISK_CACHE_WRITTEN, |counts| {
         counts.flash_written_bytes_total
     });
+}
+
+fn each<V: Display>(
+    page: &mut Page,
+    disks: &[AttachedMoment],
+    family: &Family,
+    value: impl Fn(&CacheCounts) -> Option<V>,
+) {
+    let mut page = page.family(family);
+    for disk in disks {
+        if let Some((cache, counts)) = &disk.cache
+            && let Some(value) = value(counts)
+        {
+            let labels: [(&str, &dyn Display); 3] = [
+                ("disk", &disk.name),
+                ("datastore", &disk.datastore),
+                ("cache", cache),
+            ];
+            page.value(&labels, value);
+        }
+    }
 }
