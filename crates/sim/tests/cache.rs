@@ -11,6 +11,8 @@ use tidegate_sim::crash::seeds;
 use tidegate_sim::crash::store::Defects;
 use tidegate_sim::crash::world::{Failing, Formatted, GuestRequest, Over, Setup, Shape, World};
 
+#[path = "cache/devices.rs"]
+mod devices;
 #[path = "cache/failures.rs"]
 mod failures;
 
@@ -29,6 +31,7 @@ fn cached(devices: u8, mode: CacheMode) -> Setup {
         sectors: SECTORS,
         filters: vec![FilterSpec::Stats],
         defects: Defects::default(),
+        unplugs: false,
     }
 }
 

@@ -30,6 +30,7 @@ fn disk(shape: Shape, filters: &[&str]) -> Setup {
         sectors: SECTORS,
         filters: filters.collect::<Result<_, _>>().expect("filters"),
         defects: Defects::default(),
+        unplugs: false,
     }
 }
 

@@ -166,6 +166,8 @@ pub struct Cache {
     again: Vec<u32>,
     /// Pages with blocks that were given up, and the change that says so.
     unsettled: BTreeMap<u32, u64>,
+    /// Of these, blocks of which flash and the disk have different bytes until then.
+    doubtful: BTreeMap<u32, u16>,
     /// I/Os that wait for pages to settle, and for the cleaner.
     settling: Vec<u32>,
     behind: Vec<u32>,
@@ -274,6 +276,8 @@ const COPY_READ: u64 = 19 << 56;
 const COPY_SUM: u64 = 20 << 56;
 const COPY_WRITE: u64 = 21 << 56;
 const SYNC_HEADER: u64 = 22 << 56;
+const SYNC_BLANK: u64 = 23 << 56;
+const MARK: u64 = 24 << 56;
 const KIND: u64 = 0xff << 56;
 
 fn tag(kind: u64, number: u32, target: Target) -> u64 {
@@ -409,6 +413,7 @@ impl Cache {
             hungry_reads: VecDeque::new(),
             again: Vec::new(),
             unsettled: BTreeMap::new(),
+            doubtful: BTreeMap::new(),
             settling: Vec::new(),
             behind: Vec::new(),
             parts_behind: Vec::new(),
@@ -555,7 +560,10 @@ impl Cache {
             id: number,
             start: io.offset / CACHE_BLOCK * CACHE_BLOCK,
             end: (io.offset + io.len).next_multiple_of(CACHE_BLOCK),
-            mode: Mode::Exclusive,
+            mode: match self.state {
+                State::Through => Mode::Shared,
+                _ => Mode::Exclusive,
+            },
         };
         self.lock_or_hurry(cx, wanted);
         Mapped::Issued
@@ -565,8 +573,13 @@ impl Cache {
     fn locked(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
         let op = self.ops.at(number);
         op.lock = Locked::Has;
+        let io = op.io;
         match (op.task, op.io.op.modifies()) {
             (Task::Guest, true) => self.modify_locked(cx, number),
+            (Task::Guest, false) if self.is_lost_to(&io) => {
+                self.ops.at(number).fault = Some(Fault::Io);
+                self.end(cx, number);
+            }
             (Task::Guest, false) => self.read_locked(cx, number),
             (Task::Fill, _) => self.fill_locked(cx, number),
             (Task::Copy, _) => self.copy_locked(cx, number),
@@ -797,13 +810,15 @@ impl Layout for Cache {
     fn map(&mut self, cx: &mut LayoutCx<'_>, io: &LayoutIo) -> Mapped {
         self.cleaner.busy_at = cx.now();
         self.choose_policy(cx);
-        if self.state == State::Through {
+        // A write that was rescued may write more than its own bytes: what overlaps it waits.
+        if self.state == State::Through && (self.lock.is_idle() || !io.op.modifies()) {
             return Mapped::One {
                 target: BACKING,
                 offset: io.offset,
             };
         }
         match io.op {
+            RequestOp::Read if self.is_lost_to(io) => Mapped::Done(Err(Fault::Io)),
             RequestOp::Read => self.take_read(cx, io),
             RequestOp::Flush => self.take_flush(cx, io),
             RequestOp::Extents if self.keeps_dirty && self.cleaner.dirty_pages() > 0 => {
@@ -839,6 +854,7 @@ impl Layout for Cache {
             FILL => self.fill_read(cx, number, outcome),
             COPY_READ => self.copy_read(cx, number, outcome),
             COPY_WRITE => self.copy_written(cx, number, outcome),
+            SYNC_BLANK => self.blanked(cx, number, outcome),
             CLEAN_READ => self.dirty_read(cx, number, (target, aux.0), outcome),
             CLEAN_WRITE => self.dirty_written(cx, number, outcome),
             _ => unreachable!("the cache issues no other I/O"),
@@ -851,6 +867,8 @@ impl Layout for Cache {
             OPEN_HEADER => self.header_read(cx, device, number, outcome),
             OPEN_JOURNAL => self.journal_read(cx, number, outcome),
             SYNC_HEADER => self.voided(cx, number, outcome),
+            // It is not used any more, whether that is on it or not.
+            MARK => {}
             HEADER => self.header_done(cx, device, number, outcome.map(|_| ())),
             _ if self.is_mending() => self.mended(cx, device, outcome.map(|_| ())),
             _ => self.journal_done(cx, device, number, outcome.map(|_| ())),

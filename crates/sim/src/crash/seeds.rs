@@ -104,6 +104,7 @@ fn step(world: &mut World, choices: &mut dyn Choose, fails: u32) {
         6 => world.scribble(),
         7 => drop(world.advance_move()),
         32 if world.is_cached() => cache_act(world, choices),
+        33 if world.unplugs() => world.plug(choices),
         32 if has_more_acts(world.targets()) => match choices.choose(16) {
             1 => world.grow_and_crash(choices),
             2 | 3 => world.grow(),

@@ -262,4 +262,6 @@ pub struct Setup {
     pub filters: Vec<FilterSpec>,
     /// What its first store does wrong.
     pub defects: Defects,
+    /// Whether its flash devices come and go while it is used.
+    pub unplugs: bool,
 }

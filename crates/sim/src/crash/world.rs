@@ -64,6 +64,8 @@ struct Pending {
     issued: u64,
     /// What the guest writes over its buffer meanwhile.
     fickle: Option<u64>,
+    /// Whether only flash may have had some bytes when it was submitted.
+    had_dirty: bool,
 }
 
 /// An I/O that a store was given.
@@ -126,13 +128,16 @@ pub struct World {
     gave_up: bool,
     /// Targets that are away since the last start, one bit each.
     away: u32,
+    /// A flash device that is unplugged now, as one bit.
+    unplugged: u32,
     /// Stores that complete nothing, one bit each.
     hung: u32,
     failing: Option<Failing>,
     /// Which store the disk's descriptor names: for a disk that can move.
     home: usize,
     moving: Move,
-    /// Whether the disk was detached.
+    /// Whether the disk is being detached, and whether it was.
+    detaching: bool,
     detached: bool,
     /// Orders that were not answered yet.
     ordered: u32,
@@ -226,10 +231,12 @@ impl World {
             sums: BTreeMap::new(),
             gave_up: false,
             away: 0,
+            unplugged: 0,
             hung: 0,
             failing: None,
             home: 0,
             moving: Move::None,
+            detaching: false,
             detached: false,
             ordered: 0,
             notices: Vec::new(),
@@ -551,7 +558,8 @@ impl World {
         let mut started = self.in_flight.remove(which);
         self.completed += 1;
         let bit = 1 << started.target;
-        let outcome = match self.away & bit {
+        let gone = self.away | self.unplugged;
+        let outcome = match gone & bit {
             0 => self.planned(bit).map_or(outcome, Err),
             _ => Err(Fault::Gone),
         };
@@ -560,7 +568,7 @@ impl World {
         }
         // Every other write that fails has happened nevertheless.
         let modifies = started.op.modifies() && self.completed.is_multiple_of(2);
-        let happens = self.away & bit == 0 && modifies;
+        let happens = gone & bit == 0 && modifies;
         if outcome.is_ok() || happens {
             self.apply(&mut started);
         }
@@ -696,9 +704,9 @@ impl World {
         self.replacing = None;
         self.rearranging = false;
         self.away = away;
-        self.hung = 0;
+        (self.hung, self.unplugged) = (0, 0);
         self.moving = Move::None;
-        self.detached = false;
+        (self.detaching, self.detached) = (false, false);
         self.ordered = 0;
         (self.growing, self.shrinking) = (false, false);
         self.shrink_asked = false;
@@ -739,6 +747,7 @@ impl World {
     /// The disk is detached in order.
     pub fn detach(&mut self) {
         self.note(|| "detach".to_owned());
+        self.detaching = true;
         self.handle(Event::Detach { disk: DISK });
     }
 
@@ -750,8 +759,9 @@ impl World {
         }
         self.note(|| "attach".to_owned());
         self.shard = Shard::new(16);
-        self.away = 0;
-        (self.detached, self.moving, self.ordered) = (false, Move::None, 0);
+        (self.away, self.unplugged) = (0, 0);
+        (self.detaching, self.detached) = (false, false);
+        (self.moving, self.ordered) = (Move::None, 0);
         self.replacing = None;
         (self.growing, self.shrinking) = (false, false);
         self.shrink_asked = false;

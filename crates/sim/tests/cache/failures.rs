@@ -1,7 +1,8 @@
 //! I/Os that the disk or the only flash device fails, and what a read sees after that, in this use of the disk and later.
 
 use super::{
-    BLOCK, crash, done, end_all_but, flush, holds, is_journal, op_is_read, opened, request,
+    BLOCK, crash, done, end_all_but, end_newest_first, flush, holds, is_journal, op_is_read,
+    opened, request,
 };
 use tidegate_core::layout::cache::CacheMode;
 use tidegate_core::layout::{LayoutNotice, LayoutOrder};
@@ -175,4 +176,55 @@ fn directed_writes_do_not_fail_if_a_disk_is_detached_while_its_cache_is_given_up
     world.detach();
     world.attach_again();
     holds(world, "a write beside a detachment");
+}
+
+/// The cache is given up, and a write that had begun with it writes a whole block to the disk. What overlaps that waits for it.
+#[test]
+fn directed_a_write_waits_for_one_that_was_rescued_from_a_lost_cache() {
+    let mut world = opened(1, CacheMode::WriteThrough);
+    done(&mut world, &[request(Op::Read, BLOCK, 16)]);
+    world.wait(1);
+    world.submit(request(Op::Write, BLOCK + 1, 1));
+    end_all_but(&mut world, is_journal);
+    // It is owed to the disk whole, and its record is not durable.
+    world.order(LayoutOrder::CleanCache);
+    world.submit(request(Op::Read, BLOCK + 8, 8));
+    end_one(&mut world, op_is_read, Err(Fault::Gone));
+    end_all_but(&mut world, |io| to_disk(io) || is_journal(io));
+    assert!((0..world.in_flight()).any(|which| to_disk(world.io(which))));
+    world.submit(request(Op::Write, BLOCK, 1));
+    end_newest_first(&mut world);
+    holds(world, "a write beside a rescued one");
+}
+
+/// The disk fails a write, and the last device fails before flash has given it up. What flash has is not known then, and may
+/// be read after the next start.
+#[test]
+fn directed_what_a_lost_cache_could_not_give_up_is_not_read_from_the_disk() {
+    // Every other write that fails has happened.
+    for reads in 1..3 {
+        let mut world = opened(1, CacheMode::WriteThrough);
+        done(&mut world, &[request(Op::Write, BLOCK, 8), flush()]);
+        crash(&mut world, 0);
+        world.finish();
+        for _ in 0..reads {
+            done(&mut world, &[request(Op::Read, BLOCK, 16)]);
+        }
+        world.wait(1);
+        world.submit(request(Op::Write, BLOCK, 8));
+        end_all_but(&mut world, to_disk);
+        end_one(&mut world, to_disk, Err(Fault::Io));
+        end_all_but(&mut world, is_journal);
+        // Flash may have what the disk does not, in another mode.
+        world.change_mode();
+        end_all_but(&mut world, is_journal);
+        world.submit(request(Op::Read, BLOCK + 8, 8));
+        end_one(&mut world, op_is_read, Err(Fault::Gone));
+        end_all_but(&mut world, is_journal);
+        world.submit(request(Op::Read, BLOCK, 8));
+        end_all_but(&mut world, is_journal);
+        assert_eq!(world.pending(), 0);
+        crash(&mut world, 0);
+        holds(world, "a write that was not given up");
+    }
 }

@@ -124,6 +124,13 @@ impl Area {
         self.block_at(HEADERS + sequence % self.ring())
     }
 
+    /// Where the n-th part of the ring is on each device, in bytes, and how long it is.
+    pub(super) fn ring_part(&self, nth: usize) -> Option<(u64, u64)> {
+        let chunk = u64::from(*self.journal.get(nth)?) * self.chunk;
+        let skipped = if nth == 0 { HEADERS * CACHE_BLOCK } else { 0 };
+        Some((chunk + skipped, self.chunk - skipped))
+    }
+
     fn block_at(&self, block: u64) -> u64 {
         let at = block * CACHE_BLOCK;
         let chunk = usize::try_from(at / self.chunk).expect("within the ring");
@@ -206,6 +213,13 @@ mod tests {
         let area = Area::new(PAGE, vec![5, 3, 8]).expect("enough");
         let headers = [0, 1].map(|place| area.header_at(place));
         let mut blocks: Vec<u64> = (0..area.ring()).map(|at| area.journal_at(at)).collect();
+        let parts: Vec<(u64, u64)> = (0..).map_while(|nth| area.ring_part(nth)).collect();
+        let in_parts = |at: &u64| {
+            parts
+                .iter()
+                .any(|(from, len)| (*from..from + len).contains(at))
+        };
+        assert!(blocks.iter().all(in_parts) && !headers.iter().any(in_parts));
         blocks.extend(headers);
         blocks.sort_unstable();
         blocks.dedup();

@@ -144,6 +144,7 @@ impl Cache {
             return;
         }
         self.unsettled.remove(&page);
+        self.doubtful.remove(&page);
         if let Some(slot) = self.map.find(page) {
             self.remove_if_empty(slot);
             self.free_twin_if_empty(page);
@@ -272,6 +273,7 @@ impl Cache {
         }
         // After a failure as well: the disk has every answered write, and may have this one.
         self.ops.at(number).stage = Stage::GivesUpDirty;
+        self.doubt(io.offset, io.offset + io.len);
         match self.give_up(cx, io.offset, io.offset + io.len, true) {
             Some(change) => {
                 self.after(change, Waiter::Op(number));
@@ -279,6 +281,29 @@ impl Cache {
             }
             None => self.end(cx, number),
         }
+    }
+
+    /// The disk has something else than what flash has of the dirty blocks of a range, until that is given up.
+    fn doubt(&mut self, start: u64, end: u64) {
+        for page in self.cleaner.dirty_between(start, end) {
+            let dirty = self.map.find(page).map_or(0, |slot| self.map.masks(slot).1);
+            let blocks = dirty & super::blocks_within(page, start, end);
+            *self.doubtful.entry(page).or_default() |= blocks;
+        }
+    }
+
+    /// Whether the last device has failed before it gave up a block of this read, of which it has other bytes than the disk.
+    #[inline]
+    pub(super) fn is_lost_to(&self, io: &LayoutIo) -> bool {
+        self.state == State::Lost && !self.doubtful.is_empty() && self.is_doubtful(io)
+    }
+
+    #[cold]
+    fn is_doubtful(&self, io: &LayoutIo) -> bool {
+        in_pages(io.offset, io.len).any(|piece| {
+            let doubtful = self.doubtful.get(&piece.page);
+            doubtful.is_some_and(|blocks| blocks & piece.blocks != 0)
+        })
     }
 
     /// The disk may have something else than what flash has of the dirty blocks of a range.

@@ -12,13 +12,14 @@
 //! header                                            journal
 //!    0  magic "TIDECACH" 8, version 2                  0  magic "TIDECJNL" 8, version 2, records 2
 //!   16  cache 16, disk 16                             16  epoch 8, sequence 8
-//!   48  generation 8, epoch 8, tail 8                 32  sweep: from 8, next slot 4; tail 8
+//!   48  generation 8, epoch 8, tail 8                 32  sweep: from 8, next slot 4; tail 8; named 4
 //!   72  valid for 8, and for 8                        56  records: page 4, places 1, then for each place:
 //!   88  size of the disk 8                                slot 4, valid 2, dirty 2, checks 2 for each valid block
 //!   96  in sync 4, device 1, devices 1, flags 1     4092  CRC32C of all before it 4
 //! 4092  CRC32C of all before it 4
 //! ```
-//! Flags: 1 = dirty blocks count: what they have is nowhere else.
+//! Flags: 1 = dirty blocks count: what they have is nowhere else. Named: the devices in sync in the lowest two bits, and the
+//! lowest bits of the generation of the newest header; zero in blocks from before.
 //!
 //! # Units
 //! Little-endian. A slot is numbered over the whole flash device.
@@ -165,6 +166,39 @@ pub struct Sweep {
     pub tail: u64,
 }
 
+/// The newest header when a block was begun. If it cannot be read any more, the block says which devices have everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Named(u32);
+
+/// Bits of a generation that a block has.
+const GENERATION_BITS: u32 = 30;
+
+impl Named {
+    /// The header of this generation, which names these devices, one bit each.
+    pub fn new(generation: u64, in_sync: u32) -> Named {
+        let low = generation % (1 << GENERATION_BITS);
+        let low = u32::try_from(low).expect("30 bits");
+        Named(low << 2 | in_sync & 3)
+    }
+
+    /// The devices that have everything, one bit each.
+    pub fn in_sync(self) -> u32 {
+        self.0 & 3
+    }
+
+    /// How much newer it is than the header of this generation.
+    pub fn newer_than(self, generation: u64) -> u64 {
+        let other = Named::new(generation, 0).0 >> 2;
+        let ahead = (self.0 >> 2).wrapping_sub(other) % (1 << GENERATION_BITS);
+        // More than half of the range is behind.
+        u64::from(if ahead >> (GENERATION_BITS - 1) == 0 {
+            ahead
+        } else {
+            0
+        })
+    }
+}
+
 /// A block of the journal that is being filled.
 pub(super) struct Filling {
     out: Writer,
@@ -210,13 +244,14 @@ impl Filling {
         }
     }
 
-    pub(super) fn finish(mut self, sweep: Sweep) -> Box<[u8; BLOCK]> {
+    pub(super) fn finish(mut self, sweep: Sweep, named: Named) -> Box<[u8; BLOCK]> {
         self.out.go_to(10);
         self.out.put(&self.records.to_le_bytes());
         self.out.go_to(32);
         self.out.put(&sweep.from.to_le_bytes());
         self.out.put(&sweep.slot.to_le_bytes());
         self.out.put(&sweep.tail.to_le_bytes());
+        self.out.put(&named.0.to_le_bytes());
         Box::new(self.out.finish())
     }
 }
@@ -230,6 +265,8 @@ pub struct Journalled {
     pub sequence: u64,
     /// How far the sweep is.
     pub sweep: Sweep,
+    /// The newest header when it was begun.
+    pub named: Option<Named>,
     /// States of pages, in order.
     pub records: Vec<Record>,
 }
@@ -251,6 +288,7 @@ impl Journalled {
             slot,
             tail: u64::from_le_bytes(from.take()),
         };
+        let named = Named(u32::from_le_bytes(from.take()));
         if sweep.tail > sweep.from || sweep.from > sequence {
             return Err(Unreadable::Torn);
         }
@@ -258,6 +296,7 @@ impl Journalled {
             epoch,
             sequence,
             sweep,
+            named: (named.in_sync() != 0).then_some(named),
             records: Vec::new(),
         };
         from.go_to(RECORDS_AT);
@@ -389,10 +428,22 @@ mod tests {
             slot: 3,
             tail: 7,
         };
-        let block = filling.finish(sweep);
+        let named = Named::new(9, 0b10);
+        let block = filling.finish(sweep, named);
         let read = Journalled::decode(&block[..]).expect("it was just written");
         assert_eq!((read.epoch, read.sequence, read.sweep), (4, 12, sweep));
+        assert_eq!(read.named, Some(named));
         assert_eq!(read.records, put);
+    }
+
+    #[test]
+    fn a_block_names_a_header_by_its_lowest_bits() {
+        let most = 1 << GENERATION_BITS;
+        let named = Named::new(5 * most + 2, 0b01);
+        assert_eq!(named.in_sync(), 0b01);
+        assert_eq!(named.newer_than(5 * most + 2), 0);
+        assert_eq!(named.newer_than(5 * most - 1), 3);
+        assert_eq!(named.newer_than(5 * most + 7), 0, "an older one");
     }
 
     #[test]
@@ -402,7 +453,7 @@ mod tests {
             page: 11,
             places: [Some(placed(1, 3, 0)), Some(placed(2, 2, 0))],
         });
-        let block = filling.finish(Sweep::default());
+        let block = filling.finish(Sweep::default(), Named(0));
         assert_eq!(Journalled::decode(&block[..]), Err(Unreadable::Torn));
     }
 }

@@ -16,8 +16,8 @@
 //! The sweep is the incremental checkpoint of a log: Rosenblum and Ousterhout, "The Design and Implementation of a
 //! Log-Structured File System" (TOCS 1992), §3, without segments.
 
-use super::blocks::{Filling, Header, Journalled, Sweep};
-use super::{Cache, HEADER, JOURNAL, each, tag};
+use super::blocks::{Filling, Header, Journalled, Named, Sweep};
+use super::{Cache, HEADER, JOURNAL, MARK, each, tag};
 use crate::block::BLOCK;
 use crate::layout::{DropCause, LayoutCx, LayoutNotice, Target};
 use crate::request::{Fault, Outcome};
@@ -91,6 +91,8 @@ pub(super) struct Heading {
     must: bool,
     /// Whether what is being written includes all that must be.
     covers: bool,
+    /// Devices that are not used any more, and do not know it.
+    pub(super) behind: u32,
 }
 
 impl Heading {
@@ -112,6 +114,7 @@ impl Heading {
             changed: false,
             must: false,
             covers: false,
+            behind: 0,
         }
     }
 }
@@ -233,7 +236,8 @@ impl Cache {
             true => None,
             false => Some(cx.now() + LAZY),
         };
-        let block = filling.finish(self.journal.sweep);
+        let named = Named::new(self.heading.header.generation, self.in_sync >> 1);
+        let block = filling.finish(self.journal.sweep, named);
         self.journal.next += 1;
         let pending = self.written();
         self.journal.writing = Some(Writing {
@@ -408,8 +412,10 @@ impl Cache {
             heading.must = false;
         }
         self.journal.tail = self.journal.tail.max(heading.writing_tail);
+        let durable = heading.header.generation;
         self.write_header(cx);
         if !self.heading.must {
+            self.mark_behind(cx, durable);
             self.headed(cx);
             self.resync_headed(cx);
             self.advance_resync(cx);
@@ -423,6 +429,21 @@ impl Cache {
         self.do_without(cx, device, DropCause::Failed(fault));
     }
 
+    /// Writes on devices that are not used any more that they are behind, if they can still be written. Later an
+    /// administrator may give up the other one, and a device alone would not know it. This header is durable on that one.
+    fn mark_behind(&mut self, cx: &mut LayoutCx<'_>, generation: u64) {
+        for device in each(core::mem::take(&mut self.heading.behind)) {
+            let header = Header {
+                generation,
+                ..self.heading.header_of(device, self.in_sync)
+            };
+            let place = &mut self.heading.places[usize::from(device.0) - 1];
+            let at = self.area.header_at(*place);
+            *place = 1 - *place;
+            cx.write_block(tag(MARK, 0, device), device, at, header.encode());
+        }
+    }
+
     /// A device is not used any more.
     pub(super) fn do_without(&mut self, cx: &mut LayoutCx<'_>, device: Target, cause: DropCause) {
         let bit = 1 << device.0;
@@ -433,6 +454,9 @@ impl Cache {
             return;
         }
         self.in_sync &= !bit;
+        if cause != DropCause::Hung {
+            self.heading.behind |= bit;
+        }
         self.resync.take_if(|resync| resync.device == device);
         self.journal_forget(device);
         if self.in_sync == 0 {

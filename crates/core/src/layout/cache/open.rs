@@ -239,7 +239,7 @@ impl Cache {
             Some(missing) if self.setup.has_dirty && !given_up(usize::from(missing.0) - 1) => {
                 Some(Refusal::Missing(missing))
             }
-            _ if usable == 0 && self.setup.has_dirty => Some(Refusal::Missing(Target(1))),
+            _ if usable == 0 && self.setup.has_dirty => Some(Refusal::Missing(target_of(in_sync))),
             _ if !is_ours && self.setup.has_dirty => Some(Refusal::Foreign(target_of(usable))),
             _ => None,
         };
@@ -250,12 +250,18 @@ impl Cache {
         if !is_ours || usable == 0 || absent != 0 && !is_given_up {
             return self.format(cx, present, generation);
         }
-        self.in_sync = usable;
-        for member in each(self.devices() & !usable) {
+        self.in_sync = self.devices();
+        self.use_only(cx, usable);
+        self.begin_replay(cx, header);
+    }
+
+    /// Of the devices in sync only these have everything.
+    fn use_only(&mut self, cx: &mut LayoutCx<'_>, usable: u32) {
+        for member in each(self.in_sync & !usable) {
             let cause = DropCause::Failed(Fault::Gone);
             cx.notice(LayoutNotice::Dropped { member, cause });
         }
-        self.begin_replay(cx, header);
+        self.in_sync = usable;
     }
 
     /// Whether a header is of the last use of the disk.
@@ -323,11 +329,8 @@ impl Cache {
             return;
         };
         let mut reads = Vec::new();
-        // What follows the end is looked at as well.
-        let enough = match replay.end {
-            Some(end) => end + 2,
-            None => replay.next + WINDOW.min(ring),
-        };
+        // What follows the end is looked at as well: there is nothing behind it, unless blocks have decayed.
+        let enough = replay.end.unwrap_or(replay.next) + WINDOW.min(ring);
         while replay.ahead < enough {
             replay
                 .waits
@@ -385,6 +388,7 @@ impl Cache {
 
     /// Applies the blocks that have come, in order.
     fn replay(&mut self, cx: &mut LayoutCx<'_>) {
+        let window = WINDOW.min(self.area.ring());
         let State::Opening(opening) = &mut self.state else {
             return;
         };
@@ -415,7 +419,7 @@ impl Cache {
             }
             replay.next += 1;
         }
-        let seen = replay.end.is_some_and(|end| replay.next >= end + 2);
+        let seen = replay.end.is_some_and(|end| replay.next >= end + window);
         match seen && replay.waits.is_empty() {
             true => self.replayed(cx),
             false => self.read_ahead(cx),
@@ -428,7 +432,7 @@ impl Cache {
         else {
             return;
         };
-        let generation = replay.header.generation;
+        let mut generation = replay.header.generation;
         let end = replay.end.unwrap_or(replay.next);
         if replay.unreadable.contains(&end) {
             // It may have been the last one.
@@ -444,6 +448,14 @@ impl Cache {
                 true => self.opened(cx, Err(Refusal::Damaged(device))),
                 false => self.format(cx, self.in_sync, generation),
             };
+        }
+        let named = replay.last.as_ref().and_then(|(last, _)| last.named);
+        let newer = named.filter(|named| named.newer_than(generation) > 0);
+        if let Some(named) = newer {
+            generation += named.newer_than(generation);
+            if !self.believe(cx, named.in_sync() << 1, generation) {
+                return;
+            }
         }
         self.map.relink();
         let epoch = replay.header.epoch;
@@ -465,6 +477,18 @@ impl Cache {
         for device in each(in_sync) {
             cx.write_block(tag(JOURNAL, 0, device), device, at, block.clone());
         }
+    }
+
+    /// The journal names a header that is newer than any that was found: that one has decayed. A device that it did not name
+    /// may lack anything. Returns whether opening goes on.
+    fn believe(&mut self, cx: &mut LayoutCx<'_>, named: u32, generation: u64) -> bool {
+        let used = self.in_sync & named;
+        match (used, self.setup.has_dirty) {
+            (0, true) => self.opened(cx, Err(Refusal::Missing(target_of(named)))),
+            (0, false) => self.format(cx, self.in_sync, generation),
+            _ => self.use_only(cx, used),
+        }
+        used != 0
     }
 
     /// Makes the policy and the cleaner know what was found.

@@ -1,7 +1,7 @@
 //! A flash device that was left behind gets everything again from the other one, as work in the background.
 //!
-//! Its old headers are made void first: they said that it has everything. From then on it gets all that is written to
-//! flash. The blocks of each page are read from the other device, checked, and written to it, with the page locked against
+//! Its old headers are made void first: they said that it has everything. Its ring is made blank: it may have blocks of a
+//! journal that the other device has not. From then on it gets all that is written to flash. The blocks of each page are read from the other device, checked, and written to it, with the page locked against
 //! changes. Its journal is whole once every block that is needed was written after it came back: the sweep goes on until
 //! then. At last the header says that it has everything.
 //!
@@ -11,8 +11,8 @@
 
 use super::write::{at_block, runs};
 use super::{
-    BLOCKS, CACHE_BLOCK, COPY_READ, COPY_SUM, COPY_WRITE, Cache, PAGE, SYNC_HEADER, State, Task,
-    blocks_of, each, tag,
+    BLOCKS, CACHE_BLOCK, COPY_READ, COPY_SUM, COPY_WRITE, Cache, PAGE, SYNC_BLANK, SYNC_HEADER,
+    State, Task, blocks_of, each, tag,
 };
 use crate::layout::{BlockOutcome, LayoutCx, LayoutNotice, OrderRefusal, SubIo, Target};
 use crate::range_lock::Mode;
@@ -36,6 +36,8 @@ pub(super) struct Resync {
 enum Step {
     /// So many of its headers are not void yet.
     Voiding(u32),
+    /// This part of its ring is not blank yet.
+    Blanking(usize),
     Copying,
     /// The header that names it is not durable yet.
     Heading,
@@ -87,6 +89,7 @@ impl Cache {
             return Err(OrderRefusal::Busy);
         }
         self.resyncs = self.resyncs.wrapping_add(1);
+        self.heading.behind &= !bit;
         let round = self.resyncs;
         self.resync = Some(Resync {
             device,
@@ -121,9 +124,50 @@ impl Cache {
             return self.resync_failed(cx, fault);
         }
         *left -= 1;
-        if *left > 0 {
-            return;
+        if *left == 0 {
+            self.blank_ring(cx, 0);
         }
+    }
+
+    /// Makes a part of the device's ring blank, or begins to copy.
+    fn blank_ring(&mut self, cx: &mut LayoutCx<'_>, part: usize) {
+        let Some(resync) = &mut self.resync else {
+            return;
+        };
+        let Some((offset, len)) = self.area.ring_part(part) else {
+            return self.begin_copying(cx);
+        };
+        resync.step = Step::Blanking(part);
+        let device = resync.device;
+        let sub = SubIo {
+            target: device,
+            op: Op::WriteZeroes,
+            flags: Flags::FUA,
+            offset,
+            len,
+            data: Data::NONE,
+            background: true,
+        };
+        cx.issue(tag(SYNC_BLANK, self.resyncs, device), sub);
+    }
+
+    /// A part of the device's ring is blank, or not.
+    pub(super) fn blanked(&mut self, cx: &mut LayoutCx<'_>, round: u32, outcome: Outcome) {
+        let step = self.resync.as_ref().map(|resync| resync.step);
+        let (true, Some(Step::Blanking(part))) = (round == self.resyncs, step) else {
+            return;
+        };
+        match outcome {
+            Ok(()) => self.blank_ring(cx, part + 1),
+            Err(fault) => self.resync_failed(cx, fault),
+        }
+    }
+
+    /// Both headers and the ring are void.
+    fn begin_copying(&mut self, cx: &mut LayoutCx<'_>) {
+        let Some(resync) = &mut self.resync else {
+            return;
+        };
         resync.step = Step::Copying;
         resync.journal_from = self.journal.next;
         let bytes = u64::from(self.map.len() - self.map.free_count()) * PAGE;

@@ -631,6 +631,7 @@ impl Cache {
         if self.keeps_dirty {
             self.cleaner.owe(page, blocks);
         } else if self.is_writable() {
+            *self.doubtful.entry(page).or_default() |= blocks;
             let change = self.drop_blocks(cx, page, blocks);
             self.after(change, Waiter::Part(number));
             return self.advance_journal(cx);

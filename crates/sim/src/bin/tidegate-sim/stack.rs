@@ -56,6 +56,8 @@ struct Disk {
     sectors: u64,
     /// The sector around which short workloads are enumerated, if they are: a chunk or a page ends there.
     edge: Option<u64>,
+    /// Whether its flash devices come and go while it is used.
+    unplugs: bool,
 }
 
 /// Sectors of a small disk.
@@ -71,6 +73,7 @@ const fn small(name: &'static str, shape: Shape, edge: u64) -> Disk {
         shape,
         sectors: SMALL,
         edge: Some(edge),
+        unplugs: false,
     }
 }
 
@@ -87,10 +90,20 @@ const fn cached(name: &'static str, over: Over, devices: u8, mode: CacheMode) ->
             Over::Stripe | Over::Mirror => 5 * 128,
         },
         edge: Some(128),
+        unplugs: false,
     }
 }
 
-const DISKS: [Disk; 17] = [
+/// The same, whose devices come and go.
+const fn unplugged(name: &'static str, devices: u8, mode: CacheMode) -> Disk {
+    Disk {
+        edge: None,
+        unplugs: true,
+        ..cached(name, Over::Plain, devices, mode)
+    }
+}
+
+const DISKS: [Disk; 20] = [
     small("plain", Shape::Plain, 1),
     small("movable", Shape::Movable, 1),
     small("stripe of 2", Shape::Stripe { targets: 2 }, 8),
@@ -104,6 +117,7 @@ const DISKS: [Disk; 17] = [
         shape: Shape::Mirror { members: 2 },
         sectors: WIDE,
         edge: None,
+        unplugs: false,
     },
     cached("write-through", Over::Plain, 1, CacheMode::WriteThrough),
     cached(
@@ -138,6 +152,9 @@ const DISKS: [Disk; 17] = [
         2,
         CacheMode::WriteBack,
     ),
+    unplugged("write-through, unplugged", 1, CacheMode::WriteThrough),
+    unplugged("write-through on 2, unplugged", 2, CacheMode::WriteThrough),
+    unplugged("write-back on 2, unplugged", 2, CacheMode::WriteBack),
 ];
 
 fn setup(disk: &Disk) -> Setup {
@@ -146,6 +163,7 @@ fn setup(disk: &Disk) -> Setup {
         sectors: disk.sectors,
         filters: vec![FilterSpec::Stats],
         defects: Defects::default(),
+        unplugs: disk.unplugs,
     }
 }
 

@@ -137,7 +137,7 @@ impl World {
         let Shape::Cached { devices: 2, .. } = self.setup.shape else {
             return;
         };
-        if !self.has_cache() || self.away != 0 {
+        if !self.has_cache() || (self.away | self.unplugged) != 0 {
             return;
         }
         let report = self.cache();
@@ -155,6 +155,29 @@ impl World {
         if self.opened != Some(Ok(())) && self.breach.is_none() {
             self.fail(format!("without a device: {:?}", self.opened));
         }
+    }
+
+    /// A device of the cache is unplugged: its I/Os fail. Or the one that was unplugged is back, and perhaps filled again.
+    pub fn plug(&mut self, choices: &mut dyn Choose) {
+        let flash = self.flash_targets();
+        let count = u32::try_from(flash.len()).expect("few");
+        if self.unplugged == 0 {
+            let target = flash.start + choices.choose(count.max(1)) as usize;
+            self.note(|| format!("store {target} is unplugged"));
+            self.unplugged = 1 << target;
+            return self.note_fault(self.unplugged);
+        }
+        let back = u8::try_from(self.unplugged.trailing_zeros()).expect("few");
+        self.note(|| format!("store {back} is back"));
+        self.unplugged = 0;
+        if choices.choose(2) == 1 && self.has_cache() {
+            self.order_now(LayoutOrder::Rebuild(Target(back)));
+        }
+    }
+
+    /// Whether its flash devices come and go while it is used.
+    pub fn unplugs(&self) -> bool {
+        self.setup.unplugs
     }
 
     /// A device of the cache is replaced by an empty one.
@@ -176,7 +199,7 @@ impl World {
             .iter()
             .any(|started| started.target == target)
             || self.effects.iter().any(|effect| names(effect, target));
-        if others == 0 || is_busy || !self.has_cache() || self.away != 0 {
+        if others == 0 || is_busy || !self.has_cache() || (self.away | self.unplugged) != 0 {
             return;
         }
         self.order_now(LayoutOrder::Replace(device));

@@ -81,6 +81,7 @@ impl World {
             buffer,
             issued,
             fickle: fickle.then_some(stamp),
+            had_dirty: self.used.has_dirty,
         };
         self.pending.insert(token, pending);
         let request = Request {
@@ -100,9 +101,12 @@ impl World {
 
     pub(super) fn answered(&mut self, token: Token, outcome: Outcome) {
         self.note(|| format!("answer {}: {outcome:?}", token.0));
+        let pending = self.pending.get(&token.0);
+        let had_dirty = pending.is_some_and(|pending| pending.had_dirty);
+        let has_dirty = had_dirty || self.used.has_dirty || self.cache_lost;
         let few_faults = match self.setup.shape {
             Shape::Movable => self.faulty >> self.home & 1 == 0,
-            shape => !shape.may_fail(self.faulty, self.used.has_dirty || self.cache_lost),
+            shape => !shape.may_fail(self.faulty, has_dirty),
         };
         if outcome.is_err() && few_faults && !self.detached {
             self.fail(format!(
@@ -155,7 +159,10 @@ impl World {
         let quiet = self.pending.is_empty() && self.in_flight.is_empty() && self.effects.is_empty();
         let members = self.members();
         let in_sync = members.iter().all(|state| *state == MemberState::InSync);
-        let (flash, kept) = (self.setup.shape.flash(), self.away | self.decayed);
+        let (flash, kept) = (
+            self.setup.shape.flash(),
+            self.away | self.unplugged | self.decayed,
+        );
         // A cleaner that has failed may not have tried again.
         let shape = self.setup.shape;
         let failed = self.is_cached() && shape.may_fail(self.faulty & !flash, false);

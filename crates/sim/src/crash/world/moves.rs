@@ -42,7 +42,11 @@ impl World {
         );
         self.notices.push(notice);
         match notice {
-            LayoutNotice::CacheLost { dirty: 0, .. } => self.give_up_cache(),
+            LayoutNotice::CacheLost { dirty: 0, .. } => {
+                // Nothing waits for the order of an administrator then.
+                self.cache_lost |= self.detaching;
+                self.give_up_cache();
+            }
             LayoutNotice::CacheLost { .. } => self.cache_lost = true,
             LayoutNotice::CacheCorrupt { .. } => self.decayed |= self.setup.shape.flash(),
             LayoutNotice::CacheCleaned { left: 0 } => self.cache_cleaned(),
