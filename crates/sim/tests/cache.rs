@@ -15,6 +15,8 @@ use tidegate_sim::crash::world::{Failing, Formatted, GuestRequest, Over, Setup, 
 mod devices;
 #[path = "cache/failures.rs"]
 mod failures;
+#[path = "cache/rules.rs"]
+mod rules;
 
 /// Sectors of the disk: five pages and a part of a block.
 const SECTORS: u64 = 5 * 128 + 3;
@@ -86,6 +88,38 @@ fn short_workloads_of_a_cached_disk_hold_in_every_order() {
             panic!("{:?}: {}\n{trace}", setup.shape, failure.what);
         }
         assert_eq!(found.workloads, 56);
+    }
+}
+
+/// What an administrator does to a cache, and time.
+fn acts() -> [Act; 8] {
+    [
+        Act::ChangeMode,
+        Act::Order(LayoutOrder::CleanCache),
+        Act::Order(LayoutOrder::Drop(Target(2))),
+        Act::Order(LayoutOrder::Rebuild(Target(2))),
+        Act::GrowCache,
+        Act::ShrinkCache,
+        Act::Detach,
+        Act::Wait,
+    ]
+}
+
+#[test]
+fn a_cached_disk_keeps_its_promises_in_sampled_runs_of_three_acts() {
+    let depth = Depth {
+        longest: 3,
+        faults: true,
+        runs: 2,
+    };
+    let all: Vec<Act> = requests(EDGE - 1).into_iter().chain(acts()).collect();
+    for (devices, mode) in [(1, CacheMode::WriteThrough), (2, CacheMode::WriteBack)] {
+        let found = explore(&cached(devices, mode), &all, depth);
+        if let Some(failure) = found.failure {
+            let trace = failure.trace.join("\n");
+            panic!("{mode:?}: {}\n{trace}", failure.what);
+        }
+        assert_eq!(found.workloads, 15 + 15 * 15 + 15 * 15 * 15);
     }
 }
 
@@ -511,6 +545,9 @@ fn whichever_io_of_an_act_fails_a_cached_disk_keeps_its_promises() {
 #[test]
 fn directed_the_journal_of_an_earlier_disk_in_the_same_chunks_is_not_read() {
     let mut other = opened(1, CacheMode::WriteBack);
+    other.become_disk(6);
+    other.crash_again(&mut RecordedChoices::new(&[]));
+    other.finish();
     for _ in 0..12 {
         done(&mut other, &[request(Op::Write, BLOCK, 8)]);
     }
@@ -757,14 +794,21 @@ fn directed_a_write_that_the_disk_failed_is_not_read_from_flash() {
 #[test]
 fn directed_a_page_that_leaves_is_not_cleaned_before_its_record_is_durable() {
     let mut world = opened(1, CacheMode::WriteThrough);
+    // What is read is durable on the disk.
+    done(&mut world, &[flush()]);
     // The block's page is in the chunk that is given back.
     for sector in [2 * 128, 3 * 128, BLOCK] {
         done(&mut world, &[request(Op::Read, sector, 8)]);
     }
+    // Until what was read is recorded.
     world.wait(1);
+    world.finish();
     world.submit(request(Op::Write, BLOCK, 8));
     end_all_but(&mut world, is_journal);
     world.shrink_cache();
+    end_all_but(&mut world, is_journal);
+    // What the disk has is durable.
+    world.submit(flush());
     end_all_but(&mut world, is_journal);
     crash(&mut world, 0);
     let choices = &mut RecordedChoices::new(&[]);

@@ -19,7 +19,7 @@ fn is_flush((target, op, _): (usize, Op, u64)) -> bool {
 }
 
 /// Ends the first I/O that matches.
-fn end_one(
+pub(super) fn end_one(
     world: &mut World,
     which: impl Fn((usize, Op, u64)) -> bool,
     outcome: Result<(), Fault>,
