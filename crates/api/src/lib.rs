@@ -4,8 +4,8 @@
 //! interprets it. This crate depends on no other crate of ours, so that a client needs only this one.
 //!
 //! Reading order: [`units`] and [`name`] (the smallest values), [`config`] (`tidegate.toml`), [`descriptor`]
-//! (`disk.toml`), [`datastore`], [`disk`], [`iocontrol`], [`group`], [`cache`], [`stats`], [`explain`], [`events`], [`status`],
-//! [`job`] (the types in REST), [`problem`] (the type of errors), [`routes`] (every route with its types).
+//! (`disk.toml`), [`datastore`], [`disk`], [`iocontrol`], [`group`], [`cache`], [`stats`], [`curve`], [`explain`], [`events`],
+//! [`status`], [`job`] (the types in REST), [`problem`] (the type of errors), [`routes`] (every route with its types).
 //!
 //! # Units
 //! In JSON a key ends in its unit (`size_bytes`, `p99_us`, `limit_iops`) and its value is a plain number. In TOML and
@@ -15,6 +15,7 @@
 
 pub mod cache;
 pub mod config;
+pub mod curve;
 pub mod datastore;
 pub mod descriptor;
 pub mod disk;

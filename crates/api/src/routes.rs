@@ -10,6 +10,7 @@
 use std::marker::PhantomData;
 
 use crate::cache::{Cache, CacheCreate, CacheFlush, CacheList, DiskFlashSet};
+use crate::curve::DiskCurve;
 use crate::datastore::{Datastore, DatastoreAdd, DatastoreList, DatastoreSet};
 use crate::disk::{
     Disk, DiskAttach, DiskCreate, DiskDetach, DiskList, DiskResize, DiskSet, Snippet,
@@ -182,6 +183,8 @@ routes! {
     DISK_RESIZE: Post "/v1/disks/{name}/resize", DiskResize => Disk;
     /// What a disk has done since it was attached.
     DISK_STATS: Get "/v1/disks/{name}/stats", Nothing => DiskStats;
+    /// The miss-ratio curve of an attached disk.
+    DISK_CURVE: Get "/v1/disks/{name}/curve", Nothing => DiskCurve;
     /// Explains a disk's performance over `?last=30s` (1s to 5min; default 30s).
     DISK_EXPLAIN: Get "/v1/disks/{name}/explain", Nothing => Explanation;
     /// Text that connects a disk to `qemu`, `libvirt`, `cloud-hypervisor`, `nbd` or `fio`.

@@ -20,6 +20,7 @@ use crate::{complete, figures, table};
 
 mod attach;
 mod create;
+mod curve;
 mod delete;
 mod flash;
 mod image;
@@ -51,6 +52,7 @@ pub(crate) enum Disk {
     Member(member::Member),
     Scrub(scrub::Scrub),
     Move(relocate::Move),
+    Curve(curve::Curve),
 }
 
 impl Disk {
@@ -71,6 +73,7 @@ impl Disk {
             Disk::Member(verb) => verb.run(session),
             Disk::Scrub(verb) => verb.run(session),
             Disk::Move(verb) => verb.run(session),
+            Disk::Curve(verb) => verb.run(session),
         }
     }
 }

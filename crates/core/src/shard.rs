@@ -23,6 +23,7 @@
 //!     └────────────────> Detaching ─────────> removed     requests are answered Gone
 //! ```
 
+use crate::curve::Curve;
 use crate::effect::{ControlId, Effect};
 use crate::filter::stats::Pulse;
 use crate::filter::{FilterKey, FilterReport, Io, Why};
@@ -86,6 +87,8 @@ pub struct DiskReport {
     pub held: usize,
     /// The report of each filter, top first.
     pub filters: Vec<(FilterKey, &'static str, FilterReport)>,
+    /// The miss-ratio curve of its guests' reads and writes.
+    pub curve: Curve,
 }
 
 impl Shard {
@@ -329,7 +332,14 @@ impl Shard {
             waiting: disk.waiting.len(),
             held: disk.qos.waiting(&self.schedulers, id),
             filters: disk.stack.reports(),
+            curve: disk.stack.curve(),
         })
+    }
+
+    /// The miss-ratio curves of a disk: of all accesses, reads, writes. `None` for an unknown disk.
+    pub fn curves(&self, disk: DiskId) -> Option<[Curve; 3]> {
+        let disk = self.disks.get(disk.0 as usize)?.as_ref()?;
+        Some(disk.stack.curves())
     }
 
     /// The sums of a disk's topmost `stats` filter, if it has one; `None` for an unknown disk.

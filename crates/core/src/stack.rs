@@ -23,6 +23,7 @@
 //!                  Effect::Start <──────┘     finish
 //! ```
 
+use crate::curve::{Curve, Of, Sampler};
 use crate::effect::{ControlId, Effect};
 use crate::filter::batch::Diverted;
 use crate::filter::stats::Pulse;
@@ -55,6 +56,8 @@ pub enum Place {
 pub struct Stack {
     /// By operation: the end offset of the guest's last I/O.
     ends: [u64; Op::ALL.len()],
+    /// Sees guests' requests, for the miss-ratio curve.
+    sampler: Sampler,
     /// Guests' I/Os that enter at the top.
     entering: Vec<IoId>,
     /// Guests' I/Os that the datastore completed.
@@ -115,6 +118,7 @@ impl Stack {
             .collect();
         let mut stack = Stack {
             ends: [u64::MAX; Op::ALL.len()],
+            sampler: Sampler::new(),
             entering: Vec::new(),
             leaving: Vec::new(),
             lower_leaving: Vec::new(),
@@ -146,6 +150,13 @@ impl Stack {
     pub fn over(mut self, tree: Tree) -> Stack {
         self.inside.timed = self.inside.timed || tree.is_timed();
         self.inside.layout = Some(Box::new(tree));
+        self
+    }
+
+    /// The same stack without a miss-ratio curve.
+    #[must_use]
+    pub fn without_curve(mut self) -> Stack {
+        self.sampler = Sampler::off();
         self
     }
 
@@ -247,6 +258,10 @@ impl Stack {
         let end = &mut self.ends[request.op.index()];
         let follows = request.offset == *end;
         *end = request.offset.wrapping_add(request.len);
+        if self.sampler.passes(request.op, request.offset, request.len) {
+            self.sampler
+                .sample(now, request.op, request.offset, request.len);
+        }
         let origin = Origin::Guest(token);
         let id = ios.insert_with(|id| entering(now, id, origin, request, follows));
         self.entering.push(id);
@@ -390,6 +405,16 @@ impl Stack {
             .iter()
             .map(|l| (l.key, l.filter.name(), l.filter.report()))
             .collect()
+    }
+
+    /// Its miss-ratio curves: of all accesses, reads, writes.
+    pub(crate) fn curves(&self) -> [Curve; 3] {
+        [Of::All, Of::Reads, Of::Writes].map(|of| self.sampler.curve_of(of))
+    }
+
+    /// The miss-ratio curve of all accesses.
+    pub(crate) fn curve(&self) -> Curve {
+        self.sampler.curve()
     }
 
     /// The sums of the topmost filter that measures. It sees what the guest sees.

@@ -1,6 +1,7 @@
 // The disk page: what limits the disk, where its I/Os spend their time, its filters, and its policy.
 
 import { ask, live } from "./live.js";
+import { MissCurve } from "./curve.js";
 import { Course, h, Heat, s, say, bar, watchWidth } from "./draw.js";
 import { sentence } from "./datastore.js";
 import { latency, tile, turn } from "./host.js";
@@ -31,6 +32,7 @@ export class DiskPage {
     this.stages = new Course({ title: "Mean latency by stage", series: STAGES, format: time, least: 100, stack: true });
     this.speed = new Course({ title: "I/Os a second", format: rate, least: 10, series: [{ name: "I/Os", mark: "m-datastore" }, { name: "units", mark: "m-turn" }, { name: "limit", mark: "m-limit" }, { name: "entitled", mark: "m-threshold" }] });
     this.heat = new Heat("Latency distribution", time);
+    this.curve = new MissCurve();
     this.ops = h("tbody", {});
     this.filters = h("ol", { class: "filters" });
     this.layout = h("ul", { class: "members" });
@@ -44,7 +46,7 @@ export class DiskPage {
       h("dl", { class: "tiles" }, this.tiles.map((one) => one.node)),
       h("div", { class: "two" },
         h("section", { class: "card" }, this.stages.node), h("section", { class: "card" }, this.speed.node),
-        h("section", { class: "card" }, this.heat.node),
+        h("section", { class: "card" }, this.heat.node), h("section", { class: "card" }, this.curve.node),
         h("section", { class: "card", "aria-labelledby": "h-ops" }, h("h2", { id: "h-ops" }, "By operation"),
           h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "By operation, the table" }, h("table", { class: "list" },
             h("thead", {}, h("tr", {}, ["", "/s", "throughput", "median", "95 %", "99 %", "since attached"].map((text, nth) => h(nth ? "th" : "td", { scope: nth ? "col" : null, class: nth ? "num" : null }, text)))), this.ops)))),
@@ -62,7 +64,7 @@ export class DiskPage {
   close() {
     clearInterval(this.asking);
     this.observer.disconnect();
-    for (const drawn of [this.stages, this.speed, this.heat]) drawn.close();
+    for (const drawn of [this.stages, this.speed, this.heat, this.curve]) drawn.close();
   }
 
   press(key) {
@@ -74,7 +76,10 @@ export class DiskPage {
   async #describe() {
     try {
       this.#show(await ask("GET", `/v1/disks/${encodeURIComponent(this.name)}`));
-      if (this.described.attached) this.#explain();
+      if (this.described.attached) {
+        this.#explain();
+        this.#missRatios();
+      }
     } catch (problem) {
       if (problem.status === 404) {
         say(this.badge, "not there");
@@ -195,6 +200,14 @@ export class DiskPage {
       this.partList.replaceChildren(...parts.map((part) => h("li", {},
         s("svg", { class: "swatch", width: 22, height: 12, "aria-hidden": "true" }, s("rect", { width: 22, height: 12, rx: 2, fill: STAGES[look[part.part]].fill })),
         `${named(part)} `, h("b", {}, `${time(part.mean_us)}, ${percent(part.ratio)}`))));
+    } catch {
+      // Not attached, or no answer: both are said elsewhere.
+    }
+  }
+
+  async #missRatios() {
+    try {
+      this.curve.show(await ask("GET", `/v1/disks/${encodeURIComponent(this.name)}/curve`));
     } catch {
       // Not attached, or no answer: both are said elsewhere.
     }

@@ -14,6 +14,7 @@ use std::time::Duration;
 use tidegate_api::datastore::IoMode;
 use tidegate_api::disk::{RingCounts, RingFault, UpstreamCounts};
 use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_core::curve::Curve;
 use tidegate_core::filter::FilterReport;
 use tidegate_core::filter::stats::StatsReport;
 use tidegate_core::iocontrol::{GroupId, GroupPolicy, Policy};
@@ -23,7 +24,7 @@ use tidegate_engine::datastore::condition::Harm;
 use tidegate_engine::datastore::{OpenedImage, dir, emulated, memory, nbd as upstream, null};
 use tidegate_engine::lease::{Lease, Watch};
 use tidegate_engine::{
-    Control, DiskReading, DiskSpec, Engine, Kind, Settings, UnderControl, control,
+    Control, DiskCurves, DiskReading, DiskSpec, Engine, Kind, Settings, UnderControl, control,
 };
 
 use crate::clock;
@@ -114,6 +115,8 @@ pub(crate) struct Thread {
 pub(crate) struct Counted {
     pub(crate) now: Time,
     pub(crate) stats: Option<Box<StatsReport>>,
+    /// Its miss-ratio curve.
+    pub(crate) curve: Curve,
 }
 
 impl Host {
@@ -124,6 +127,7 @@ impl Host {
             poll: span(plan.poll),
             always_poll: false,
             cpus: plan.cpus.clone(),
+            curves: plan.curves,
         };
         let engine = Engine::start(&settings).map_err(|e| unstarted(&e, plan.count))?;
         let number = |n: &usize| u32::try_from(*n).unwrap_or(u32::MAX);
@@ -505,6 +509,12 @@ impl Disk {
             .map_err(|e| problem(&e).within(format!("cannot query disk {}", self.disk.name())))
     }
 
+    /// Its miss-ratio curves.
+    pub(crate) fn curves(&self) -> Outcome<DiskCurves> {
+        let curves = self.disk.curves();
+        curves.map_err(|e| problem(&e).within(format!("cannot query disk {}", self.disk.name())))
+    }
+
     /// Counts of errors in its guests' rings.
     pub(crate) fn rings(&self) -> RingCounts {
         let report = self.disk.device_report();
@@ -666,7 +676,8 @@ impl Counted {
             _ => None,
         });
         let now = reading.now;
-        Counted { now, stats }
+        let curve = reading.report.curve;
+        Counted { now, stats, curve }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Observation: statistics, metrics, events, explanations, the log and the dashboard.
 
 pub(crate) mod counters;
+pub(crate) mod curve;
 pub(crate) mod dashboard;
 pub(crate) mod events;
 pub(crate) mod explain;

@@ -164,6 +164,7 @@ async fn live(
         count: usize::from(options.threads.max(1)),
         poll: options.poll.to_duration(),
         cpus: options.cpus.clone(),
+        curves: true,
     })?;
     let disk = attach(&options, &host)?;
     // Not before: opening the image may take long, because of its lock or its file system. Until then a signal just

@@ -58,6 +58,8 @@ pub struct Settings {
     pub always_poll: bool,
     /// CPUs to pin them to, one per thread, round robin; empty: unpinned.
     pub cpus: Vec<usize>,
+    /// Whether the miss-ratio curve of each disk is estimated.
+    pub curves: bool,
 }
 
 /// The I/O threads of a host.
@@ -71,6 +73,8 @@ pub struct Engine {
     groups: GroupsHandle,
     /// Used-up limits of detached disks.
     accounts: Arc<Accounts>,
+    /// Whether the miss-ratio curve of each disk is estimated.
+    curves: bool,
 }
 
 struct Thread {
@@ -173,6 +177,7 @@ impl Engine {
         }
         Ok(Engine {
             threads,
+            curves: settings.curves,
             disks: Arc::default(),
             controls: Arc::default(),
             weak_controls: Mutex::default(),
@@ -234,6 +239,10 @@ impl Engine {
                 .map(|(key, spec)| (*key, spec.build()))
                 .collect(),
         );
+        let stack = match self.curves {
+            true => stack,
+            false => stack.without_curve(),
+        };
         let (size, read_only) = (spec.size, spec.read_only);
         let notices = spec.layout_options.notices.clone();
         let is_cached = AtomicBool::new(cache.is_some());

@@ -35,7 +35,7 @@ pub use error::{Error, Kind, Result};
 pub use handle::{Answers, DeviceReport, Disk, Engine, OldImage, Settings};
 pub use lease::{Lease, Leases};
 pub use sys::os::now;
-pub use thread::commands::{DiskPulse, DiskReading, ThreadPulse, ThreadReport};
+pub use thread::commands::{DiskCurves, DiskPulse, DiskReading, ThreadPulse, ThreadReport};
 pub use thread::refusals::RING_LOCKED;
 
 /// The NBD protocol, for code that performs the handshake before it passes a client to the engine.

@@ -11,6 +11,7 @@
 mod bad_luck;
 mod changes;
 mod crash;
+mod curve;
 mod dashboard;
 mod dashboard_form;
 mod dashboard_hosts;

@@ -7,9 +7,13 @@ const KIB: u64 = 1 << 10;
 fn sampler(pages: impl IntoIterator<Item = u64>) -> Sampler {
     let mut sampler = Sampler::new();
     for page in pages {
-        sampler.access(page * PAGE, 4 * KIB, false);
+        read(&mut sampler, page);
     }
     sampler
+}
+
+fn read(sampler: &mut Sampler, page: u64) {
+    sampler.access(Time::ZERO, Op::Read, page * PAGE, 4 * KIB);
 }
 
 /// What a cache of `pages` misses: the point at that size or the next smaller one.
@@ -20,11 +24,41 @@ fn miss(curve: &Curve, pages: u64) -> f64 {
 }
 
 #[test]
-fn a_disk_without_accesses_has_an_empty_curve() {
-    let curve = Sampler::new().curve();
-    assert_eq!(curve.points, []);
-    assert_eq!((curve.accesses, curve.distinct_bytes), (0, 0));
-    assert_eq!(curve.rate, 0.125);
+fn a_disk_without_accesses_has_an_empty_curve_and_takes_no_memory() {
+    let sampler = Sampler::new();
+    assert_eq!(sampler.curve(), Curve::empty());
+    assert_eq!(sampler.memory(), size_of::<Sampler>());
+}
+
+#[test]
+fn a_sampler_that_is_off_says_so() {
+    let mut sampler = Sampler::off();
+    for page in 0..10_000 {
+        read(&mut sampler, page);
+        sampler.access(Time::ZERO, Op::Write, page * PAGE, 2 * PAGE);
+    }
+    assert_eq!(sampler.curve().trust, Trust::Off);
+    assert_eq!(sampler.memory(), size_of::<Sampler>());
+}
+
+#[test]
+fn a_curve_is_trusted_once_it_has_seen_enough() {
+    let trust = |accesses: u64, pages| sampler((0..accesses).map(|n| n % pages)).curve().trust;
+    assert_eq!(trust(5_000, 100), Trust::FewAccesses);
+    assert_eq!(trust(10_000, 100), Trust::Enough);
+    assert_eq!(trust(20_000, 15_000), Trust::MostlyFirst);
+    assert_eq!(trust(40_000, 15_000), Trust::Enough);
+}
+
+#[test]
+fn one_access_in_64_is_drawn_whatever_its_page() {
+    let mut sampler = sampler((0..200_000).map(|n| n % 100));
+    let before = sampler.curve().sampled;
+    for _ in 0..64_000 {
+        read(&mut sampler, 7);
+    }
+    let drawn = sampler.curve().sampled - before;
+    assert!((990..1_010).contains(&drawn), "{drawn}");
 }
 
 #[test]
@@ -74,12 +108,12 @@ fn a_curve_falls_within_its_bounds_and_has_at_most_64_sizes() {
 
 #[test]
 fn memory_stays_at_64_kib_however_many_pages_are_accessed() {
-    let mut sampler = Sampler::new();
+    let mut sampler = sampler([0]);
     let before = sampler.memory();
     assert!(before <= 64 << 10, "{before}");
     for page in 0..2_000_000_u64 {
-        sampler.access(page * 977 * PAGE, 64 * KIB, page % 2 == 0);
-        assert!(!sampler.recency.is_full());
+        let op = [Op::Read, Op::Write][usize::from(page % 2 == 0)];
+        sampler.access(Time::ZERO, op, page * 977 * PAGE, 64 * KIB);
     }
     assert_eq!(sampler.memory(), before);
     assert!(sampler.curve().rate < 0.01);
@@ -94,10 +128,11 @@ fn the_same_accesses_give_the_same_curve() {
 #[test]
 fn a_request_counts_once_on_each_page_that_it_touches() {
     let mut sampler = Sampler::new();
-    sampler.access(PAGE - 512, 1024, false);
-    sampler.access(0, 4 * PAGE, true);
-    sampler.access(5 * PAGE, PAGE, false);
-    sampler.access(7 * PAGE, 0, false);
+    sampler.access(Time::ZERO, Op::Read, PAGE - 512, 1024);
+    sampler.access(Time::ZERO, Op::Write, 0, 4 * PAGE);
+    sampler.access(Time::ZERO, Op::Read, 5 * PAGE, PAGE);
+    sampler.access(Time::ZERO, Op::Read, 7 * PAGE, 0);
+    sampler.access(Time::ZERO, Op::Write, 0, 0);
     assert_eq!(sampler.curve().accesses, 7);
     assert_eq!(sampler.curve_of(Of::Reads).accesses, 3);
     assert_eq!(sampler.curve_of(Of::Writes).accesses, 4);
@@ -106,22 +141,23 @@ fn a_request_counts_once_on_each_page_that_it_touches() {
 #[test]
 fn odd_ranges_are_counted_without_harm() {
     let mut sampler = Sampler::new();
-    sampler.access(u64::MAX, u64::MAX, true);
-    sampler.access(u64::MAX - PAGE, 1, true);
-    sampler.access(0, u64::MAX, false);
-    sampler.discard(u64::MAX, u64::MAX);
-    sampler.discard(0, 0);
+    sampler.access(Time::ZERO, Op::Write, u64::MAX, u64::MAX);
+    sampler.access(Time::ZERO, Op::Write, u64::MAX - PAGE, 1);
+    sampler.access(Time::ZERO, Op::Read, 0, u64::MAX);
+    sampler.access(Time::ZERO, Op::Discard, u64::MAX, u64::MAX);
+    sampler.access(Time::ZERO, Op::Flush, 0, 0);
+    sampler.access(Time::ZERO, Op::Discard, 0, 0);
     assert_eq!(sampler.curve_of(Of::Reads).accesses, MOST_PAGES);
 }
 
 #[test]
 fn discarded_pages_are_accessed_for_the_first_time_again() {
     let mut sampler = sampler(0..10_000);
-    sampler.discard(1, 10_000 * PAGE - 1);
+    sampler.access(Time::ZERO, Op::Discard, 1, 10_000 * PAGE - 1);
     // The page of which only a part was discarded stays.
     assert!(sampler.curve().distinct_bytes <= 8 * PAGE);
     for page in 0..10_000 {
-        sampler.access(page * PAGE, 4 * KIB, false);
+        read(&mut sampler, page);
     }
     let curve = sampler.curve();
     assert!(
@@ -134,8 +170,8 @@ fn discarded_pages_are_accessed_for_the_first_time_again() {
 fn reads_and_writes_have_curves_of_their_own() {
     let mut sampler = Sampler::new();
     for n in 0..400_000_u64 {
-        sampler.access(n % 1_000 * PAGE, 4 * KIB, false);
-        sampler.access((1_000_000 + n) * PAGE, 4 * KIB, true);
+        sampler.access(Time::ZERO, Op::Read, n % 1_000 * PAGE, 4 * KIB);
+        sampler.access(Time::ZERO, Op::Write, (1_000_000 + n) * PAGE, 4 * KIB);
     }
     let half = miss(&sampler.curve(), 10_000);
     assert!((0.47..0.53).contains(&half), "{half}");
@@ -148,11 +184,16 @@ fn an_old_workload_fades_and_the_rate_recovers() {
     let mut sampler = sampler(0..1_000_000);
     assert!(sampler.curve().rate < 0.01);
     for n in 0..50_000_000_u64 {
-        sampler.access((2_000_000 + n % 8_000) * PAGE, 4 * KIB, false);
+        sampler.access(
+            Time::ZERO,
+            Op::Read,
+            (2_000_000 + n % 8_000) * PAGE,
+            4 * KIB,
+        );
     }
     let curve = sampler.curve();
     assert!(miss(&curve, 8_600) < 0.01, "{curve:?}");
     assert!(miss(&curve, 7_400) > 0.97, "{curve:?}");
-    assert_eq!((curve.rate, curve.accesses), (0.125, 51_000_000));
+    assert_eq!((curve.rate, curve.accesses), (1.0 / 64.0, 51_000_000));
     assert!((7_400..8_600).contains(&(curve.distinct_bytes / PAGE)));
 }

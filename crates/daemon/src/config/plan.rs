@@ -63,6 +63,8 @@ pub(crate) struct ThreadsPlan {
     pub(crate) poll: Duration,
     /// One CPU for each thread, or none at all.
     pub(crate) cpus: Vec<usize>,
+    /// Whether disks' miss-ratio curves are estimated.
+    pub(crate) curves: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -195,7 +197,12 @@ fn threads(config: &Config, machine: &Machine) -> Outcome<ThreadsPlan> {
         return Err(bad("io.poll", "it is more than a second")
             .remedy("use microseconds, such as \"50us\"; \"0\" sleeps at once"));
     }
-    Ok(ThreadsPlan { count, poll, cpus })
+    Ok(ThreadsPlan {
+        count,
+        poll,
+        cpus,
+        curves: config.io.curves.unwrap_or(true),
+    })
 }
 
 fn api(config: &Config, root: &Root) -> Outcome<ApiPlan> {
@@ -488,7 +495,8 @@ mod tests {
             ThreadsPlan {
                 count: 4,
                 poll: POLL,
-                cpus: vec![]
+                cpus: vec![],
+                curves: true
             }
         );
         assert_eq!(plan.api.socket, Path::new("/srv/tide/run/tidegate.sock"));

@@ -19,6 +19,7 @@ use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::iocontrol::Policy;
 use tidegate_core::layout::{CacheReport, LayoutOrder, LayoutReport};
 use tidegate_core::units::Time;
+use tidegate_engine::DiskCurves;
 use tidegate_engine::datastore::condition::Harm;
 use tokio::sync::Notify;
 
@@ -573,7 +574,13 @@ impl Attached {
             cache: self
                 .cache_report()
                 .map(|report| [report.hits, report.misses]),
+            curve: counted.curve,
         }
+    }
+
+    /// Its miss-ratio curves.
+    pub(crate) fn curves(&self) -> Outcome<DiskCurves> {
+        self.disk.curves()
     }
 
     /// Counts of errors in its guests' rings.

@@ -4,6 +4,7 @@ use tidegate_api::cache::CacheCounts;
 use tidegate_api::disk::{RingCounts, UpstreamCounts};
 use tidegate_api::layout::MemberState;
 use tidegate_api::name::Name;
+use tidegate_core::curve::Curve;
 use tidegate_core::filter::stats::StatsReport;
 use tidegate_core::units::Time;
 
@@ -21,6 +22,8 @@ pub(crate) struct DiskCounters {
     pub(crate) stats: Option<Box<StatsReport>>,
     /// Page reads that its flash cache answered, and those that it did not, if it has one.
     pub(crate) cache: Option<[u64; 2]>,
+    /// Its miss-ratio curve.
+    pub(crate) curve: Curve,
 }
 
 /// The current state of an attached disk, for callers that poll every few seconds.

@@ -82,6 +82,7 @@ fn nbd_clients_of_a_disk_on_an_upstream_are_told_what_its_requests_must_be_multi
         count: 1,
         poll: Duration::ZERO,
         cpus: Vec::new(),
+        curves: true,
     };
     let host = Host::start(&threads).unwrap();
     let upstream = ImagePlan::Nbd {

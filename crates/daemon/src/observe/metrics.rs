@@ -16,6 +16,7 @@ use tidegate_api::datastore::Datastore;
 use tidegate_api::layout::MemberState;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_core::curve::Trust;
 use tidegate_core::filter::stats::{Class, OpCounts, Stage, StatsReport};
 use tidegate_core::histogram::Histogram;
 use tidegate_core::request::Op;
@@ -224,6 +225,7 @@ fn disks(page: &mut Page, moment: &Counters) {
     for (whose, stats) in &measured {
         inflight.count(&[whose], stats.outstanding);
     }
+    curves(page, moment);
     let mut durations = page.family(&DISK_DURATION);
     for (whose, stats) in &measured {
         for class in Class::ALL {
@@ -233,6 +235,33 @@ fn disks(page: &mut Page, moment: &Counters) {
                     let labels = [whose, ",op=\"", op, "\",stage=\"", stage, "\""];
                     durations.histogram(&labels, histogram);
                 }
+            }
+        }
+    }
+}
+
+/// Parts of the space in use whose miss ratios are shown, in hundredths.
+const CACHE_PERCENTS: [u64; 5] = [1, 2, 4, 8, 16];
+
+/// What caches would miss. Absent until a curve can be relied on.
+fn curves(page: &mut Page, moment: &Counters) {
+    let disks = moment.disks.iter();
+    let seen = disks.filter(|disk| disk.curve.since.is_some());
+    let seen: Vec<_> = seen
+        .map(|disk| (whose(&disk.name, &disk.datastore), &disk.curve))
+        .collect();
+    let mut touched = page.family(&DISK_TOUCHED);
+    for (whose, curve) in &seen {
+        touched.count(&[whose], curve.distinct_bytes);
+    }
+    let mut misses = page.family(&DISK_CACHE_MISS);
+    for (whose, curve) in seen
+        .iter()
+        .filter(|(_, curve)| curve.trust == Trust::Enough)
+    {
+        for percent in CACHE_PERCENTS {
+            if let Some(miss) = curve.miss(curve.distinct_bytes / 100 * percent) {
+                misses.amount(&[whose, &format!(",cache_percent=\"{percent}\"")], miss);
             }
         }
     }
@@ -427,6 +456,7 @@ mod tests {
     use tidegate_api::cache::CacheCounts;
     use tidegate_api::datastore::DatastoreSettings;
     use tidegate_api::disk::{RingCounts, UpstreamCounts};
+    use tidegate_core::curve::Curve;
     use tidegate_core::governor::{Governor, Kind, Settings, Threshold};
     use tidegate_core::iocontrol::{DiskKey, Mode};
     use tidegate_core::units::Time;
@@ -524,6 +554,7 @@ mod tests {
             now: Time::from_nanos(2_000_000_000),
             cache: None,
             stats: None,
+            curve: Curve::empty(),
         };
         Facts {
             moment: Counters {

@@ -310,6 +310,7 @@ mod tests {
             now: Time::from_nanos(5_000_000_000),
             cache: None,
             stats: None,
+            curve: tidegate_core::curve::Curve::empty(),
         };
         let stats = disk(&moment, Some(&moment));
         assert!(!stats.measured);

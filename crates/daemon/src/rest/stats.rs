@@ -8,6 +8,7 @@ use axum::extract::Query;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use futures_util::stream::{self, Stream};
 use serde::Deserialize;
+use tidegate_api::curve::DiskCurve;
 use tidegate_api::stats::{DiskStats, Sample};
 use tokio::time::{Interval, MissedTickBehavior};
 use utoipa_axum::routes;
@@ -21,6 +22,7 @@ use crate::os_error::{self, Outcome};
 pub(super) fn routes() -> Routes {
     Routes::default()
         .routes(routes!(disk))
+        .routes(routes!(curve))
         .routes(routes!(all))
         .routes(routes!(stream))
 }
@@ -35,6 +37,15 @@ const INTERVALS_MS: std::ops::RangeInclusive<u64> = 100..=60_000;
 ))]
 async fn disk(State(daemon): Shared, Path(of): Path<String>) -> Answer<DiskStats> {
     work(move || daemon.services.disk_stats(&name(&of)?)).await
+}
+
+/// What a flash cache of each size would miss of a disk's reads and writes
+#[utoipa::path(get, path = "/v1/disks/{name}/curve", tag = "stats", params(("name" = String, Path)), responses(
+    (status = 200, description = "The miss-ratio curve since the disk was attached, and whether to rely on it", body = DiskCurve),
+    Failure,
+))]
+async fn curve(State(daemon): Shared, Path(of): Path<String>) -> Answer<DiskCurve> {
+    work(move || daemon.services.disk_curve(&name(&of)?)).await
 }
 
 /// What all disks and I/O threads have done since they began

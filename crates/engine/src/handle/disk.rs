@@ -9,7 +9,9 @@ use super::{
 use crate::datastore::condition::Harm;
 use crate::device::ring::malformed::RingFault;
 use crate::error::{Error, Kind, Result};
-use crate::thread::commands::{Change, Command, DiskReading, NbdConnection, Query, What};
+use crate::thread::commands::{
+    Change, Command, DiskCurves, DiskReading, NbdConnection, Query, What,
+};
 use crate::vhost;
 use crate::vhost::front_ends::Refusal;
 use std::os::fd::OwnedFd;
@@ -173,6 +175,16 @@ impl Disk {
     pub fn read(&self) -> Result<DiskReading> {
         let id = self.core.device.id;
         let pending = send_query(&self.core.device.inbox, |reply| Query::Disk(id, reply))?;
+        answer(&pending)?.ok_or_else(|| Error::new(Kind::Gone, "the disk is not attached any more"))
+    }
+
+    /// Its miss-ratio curves.
+    ///
+    /// # Errors
+    /// If it is detached.
+    pub fn curves(&self) -> Result<DiskCurves> {
+        let id = self.core.device.id;
+        let pending = send_query(&self.core.device.inbox, |reply| Query::Curves(id, reply))?;
         answer(&pending)?.ok_or_else(|| Error::new(Kind::Gone, "the disk is not attached any more"))
     }
 

@@ -34,7 +34,7 @@ use tidegate_core::stack::{Place as FilterPlace, Stack};
 use tidegate_front::nbd::session::Session;
 
 pub(crate) use report::Query;
-pub use report::{DiskPulse, DiskReading, ThreadPulse, ThreadReport};
+pub use report::{DiskCurves, DiskPulse, DiskReading, ThreadPulse, ThreadReport};
 
 mod control;
 mod report;

@@ -61,6 +61,7 @@ mod tests {
             let settings = Settings {
                 threads: 1,
                 poll: Span::from_millis(0),
+                curves: true,
                 always_poll: false,
                 cpus: vec![missing],
             };

@@ -33,6 +33,7 @@ fn engine() -> Engine {
     let settings = Settings {
         threads: 1,
         poll: Span::ZERO,
+        curves: true,
         always_poll: false,
         cpus: Vec::new(),
     };

@@ -28,6 +28,7 @@ pub(crate) fn engine(threads: usize) -> Engine {
         poll: Span::ZERO,
         always_poll: false,
         cpus: Vec::new(),
+        curves: true,
     })
     .expect("the engine starts")
 }

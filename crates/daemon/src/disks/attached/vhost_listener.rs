@@ -167,6 +167,7 @@ mod tests {
             count: 1,
             poll: Duration::ZERO,
             cpus: Vec::new(),
+            curves: true,
         };
         let host = Host::start(&threads).unwrap();
         let live = attached(&host);

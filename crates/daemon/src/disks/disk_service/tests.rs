@@ -66,6 +66,7 @@ fn stage_of(id: [u8; 16], host: &str) -> Stage {
         count: 1,
         poll: Duration::ZERO,
         cpus: Vec::new(),
+        curves: true,
     };
     let identity = Identity {
         id,

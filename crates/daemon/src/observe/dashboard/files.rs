@@ -49,6 +49,7 @@ files! {
     "host.js" "text/javascript; charset=utf-8";
     "datastore.js" "text/javascript; charset=utf-8";
     "disk.js" "text/javascript; charset=utf-8";
+    "curve.js" "text/javascript; charset=utf-8";
     "policy.js" "text/javascript; charset=utf-8";
     "events.js" "text/javascript; charset=utf-8";
 }

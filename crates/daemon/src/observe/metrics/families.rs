@@ -141,6 +141,10 @@ families! {
         "I/Os that were answered with an error.";
     DISK_INFLIGHT: Gauge "tidegate_disk_inflight" ["disk, datastore"]
         "I/Os that guests and clients have outstanding.";
+    DISK_TOUCHED: Gauge "tidegate_disk_touched_bytes" ["disk, datastore"]
+        "Bytes of the pages in use, estimated from a sample; absent before the first I/O.";
+    DISK_CACHE_MISS: Gauge "tidegate_disk_cache_miss_ratio" ["disk, datastore, cache_percent"]
+        "The part of reads and writes that a flash cache of this size would miss, in percent of the pages in use; absent for caches below 16 MiB, and until the estimate can be relied on.";
     DISK_DURATION: Histogram "tidegate_disk_io_duration_seconds" ["disk, datastore, op, stage"]
                 "Latency of I/Os, by stage.";
     THREAD_BUSY: Counter "tidegate_iothread_busy_seconds_total" ["thread"]
@@ -162,7 +166,7 @@ mod tests {
     use super::*;
 
     /// Allowed endings of names that are not counters: Prometheus' base units, and words for things that are counted.
-    const ENDINGS: [&str; 15] = [
+    const ENDINGS: [&str; 16] = [
         "_days",
         "_engaged",
         "_trouble",
@@ -178,6 +182,7 @@ mod tests {
         "_disks",
         "_clients",
         "_inflight",
+        "_ratio",
     ];
 
     #[test]

@@ -15,6 +15,7 @@
 use crate::sys::os;
 use crate::thread::IoThread;
 use std::sync::mpsc::Sender;
+use tidegate_core::curve::Curve;
 use tidegate_core::filter::FilterReport;
 use tidegate_core::filter::stats::Pulse;
 use tidegate_core::layout::{LayoutReport, Target};
@@ -26,6 +27,8 @@ use tidegate_core::units::{Span, Time};
 const TURN_BUDGET: usize = 256;
 /// Cost of the histograms of a `stats` filter: 61,440 bytes in 16 pieces are allocated and copied, in some 50 us.
 const HISTOGRAMS: usize = TURN_BUDGET;
+/// Cost of a miss-ratio curve: some 400 buckets are summed, and 2,048 places visited.
+const CURVE: usize = 32;
 /// Cost of its sums: 25 scattered cache lines.
 const SUMS: usize = 8;
 /// Cost of the slot of a disk, a queue or a connection, used or not.
@@ -75,6 +78,19 @@ pub struct DiskReading {
     pub report: DiskReport,
 }
 
+/// The miss-ratio curves of one disk.
+#[derive(Clone, Debug)]
+pub struct DiskCurves {
+    /// When they were read.
+    pub now: Time,
+    /// Of reads and writes.
+    pub all: Curve,
+    /// Of reads.
+    pub reads: Curve,
+    /// Of writes.
+    pub writes: Curve,
+}
+
 /// The sums of an I/O thread and its disks: small enough to be queried every second.
 #[derive(Clone, Debug)]
 pub struct ThreadPulse {
@@ -105,6 +121,8 @@ pub(crate) enum Query {
     Report(Box<Survey<ThreadReport>>),
     /// Everything about one disk.
     Disk(DiskId, Sender<Option<DiskReading>>),
+    /// The miss-ratio curves of a disk.
+    Curves(DiskId, Sender<Option<DiskCurves>>),
     /// The state of a disk's layout, if it has one; nothing for an unknown disk.
     Layout(DiskId, Sender<Option<Option<LayoutReport>>>),
     /// Which targets of a disk have I/O in flight.
@@ -202,6 +220,18 @@ impl IoThread {
                 let _ = reply.send(reading);
                 true
             }
+            Query::Curves(disk, reply) => {
+                let curves = self.cx.shard.curves(*disk);
+                let curves = curves.map(|[all, reads, writes]| DiskCurves {
+                    now,
+                    all,
+                    reads,
+                    writes,
+                });
+                *left = left.saturating_sub(3 * CURVE);
+                let _ = reply.send(curves);
+                true
+            }
             Query::Layout(disk, reply) => {
                 let here = self.attached_disk(*disk);
                 let _ = reply.send(here.map(|_| self.cx.shard.layout_report(*disk)));
@@ -237,7 +267,7 @@ impl IoThread {
             FilterReport::Stats(_) => HISTOGRAMS,
             FilterReport::Nothing | FilterReport::Fault(_) | FilterReport::Trace(_) => 0,
         });
-        let cost = PLACE + costs.sum::<usize>();
+        let cost = PLACE + CURVE + costs.sum::<usize>();
         (Some(DiskReading { disk, now, report }), cost)
     }
 

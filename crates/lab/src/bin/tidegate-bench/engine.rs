@@ -57,6 +57,7 @@ pub(crate) fn serve(sockets: &[PathBuf], place: Place, control: Control) -> Resu
         poll: Span::ZERO,
         always_poll: false,
         cpus: Vec::new(),
+        curves: true,
     })
     .context("cannot start the engine")?;
     let control = match control {
