@@ -41,6 +41,7 @@ use around::{Flushing, Stage};
 use clean::Cleaner;
 use fill::{Filler, Filling};
 use hit::Hit;
+use join::{Joiner, Joining};
 use journal::{Heading, Journal};
 use keep::Keeper;
 use loose::Loose;
@@ -59,6 +60,7 @@ pub mod blocks;
 mod clean;
 mod fill;
 mod hit;
+mod join;
 mod journal;
 mod keep;
 pub mod label;
@@ -146,6 +148,8 @@ pub struct Cache {
     flushes: Slots<Flushing>,
     fillings: Slots<Filling>,
     filler: Filler,
+    joinings: Slots<Joining>,
+    joiner: Joiner,
     copies: Slots<Copying>,
     /// I/Os that copy pages to a device.
     copy_ops: u32,
@@ -224,6 +228,8 @@ enum Task {
     Fill,
     /// The cache copies a page to a device.
     Copy,
+    /// The cache moves the blocks of a second slot.
+    Join,
 }
 
 /// An I/O that the cache has taken, or one of its own.
@@ -278,6 +284,8 @@ const COPY_WRITE: u64 = 21 << 56;
 const SYNC_HEADER: u64 = 22 << 56;
 const SYNC_BLANK: u64 = 23 << 56;
 const MARK: u64 = 24 << 56;
+const JOIN_READ: u64 = 25 << 56;
+const JOIN_SUM: u64 = 26 << 56;
 const KIND: u64 = 0xff << 56;
 
 fn tag(kind: u64, number: u32, target: Target) -> u64 {
@@ -401,6 +409,8 @@ impl Cache {
             flushes: Slots::new(),
             fillings: Slots::new(),
             filler: Filler::default(),
+            joinings: Slots::new(),
+            joiner: Joiner::default(),
             copies: Slots::new(),
             copy_ops: 0,
             resync: None,
@@ -537,7 +547,7 @@ impl Cache {
     fn lock_or_hurry(&mut self, cx: &mut LayoutCx<'_>, wanted: Wanted) {
         if self.lock.acquire(wanted) {
             self.locked(cx, wanted.id);
-        } else if self.filler.active + self.copy_ops > 0 {
+        } else if self.filler.active + self.copy_ops + self.joiner.active > 0 {
             cx.hurry();
         }
     }
@@ -583,6 +593,7 @@ impl Cache {
             (Task::Guest, false) => self.read_locked(cx, number),
             (Task::Fill, _) => self.fill_locked(cx, number),
             (Task::Copy, _) => self.copy_locked(cx, number),
+            (Task::Join, _) => self.join_locked(cx, number),
         }
     }
 
@@ -656,6 +667,7 @@ impl Cache {
             Task::Guest => {}
             Task::Fill => self.filler.active -= 1,
             Task::Copy => self.copy_ops -= 1,
+            Task::Join => self.joiner.active -= 1,
         }
         self.make_room(cx);
         if op.lock == Locked::No {
@@ -852,6 +864,7 @@ impl Layout for Cache {
             AROUND => self.around_done(cx, number, outcome),
             FLUSH => self.flush_done(cx, number, outcome),
             FILL => self.fill_read(cx, number, outcome),
+            JOIN_READ => self.join_read(cx, number, target, outcome),
             COPY_READ => self.copy_read(cx, number, outcome),
             COPY_WRITE => self.copy_written(cx, number, outcome),
             SYNC_BLANK => self.blanked(cx, number, outcome),
@@ -881,6 +894,7 @@ impl Layout for Cache {
             READ_SUM => self.piece_summed(cx, number, aux.0, sum),
             EDGE_SUM => self.edge_summed(cx, number, target, aux, sum),
             COPY_SUM => self.copy_summed(cx, number, aux.0, sum),
+            JOIN_SUM => self.join_summed(cx, number, aux.0, sum),
             PART_SUM => self.part_summed(cx, number, aux.0, sum),
             _ => self.dirty_summed(cx, number, aux.0, sum),
         }

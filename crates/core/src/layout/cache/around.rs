@@ -152,7 +152,7 @@ impl Cache {
     }
 
     /// The second slot of a page is free once it has no block, and no durable record names it.
-    fn free_twin_if_empty(&mut self, page: u32) {
+    pub(super) fn free_twin_if_empty(&mut self, page: u32) {
         let Some(slot) = self.map.find(page) else {
             return;
         };

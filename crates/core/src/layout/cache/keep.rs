@@ -60,6 +60,11 @@ impl Keeper {
         CANDIDATES.iter().position(|candidate| candidate == params)
     }
 
+    /// Whether the page in a slot was referenced since it was looked at last.
+    pub(super) fn is_used_often(&self, slot: u32) -> bool {
+        self.policy.is_referenced(slot)
+    }
+
     /// Goes on with so many slots.
     pub(super) fn resize(&mut self, slots: u32) {
         self.policy.resize(slots);
@@ -115,8 +120,7 @@ impl Cache {
         page: u32,
         is_sequential: bool,
     ) -> bool {
-        let dirty = self.cleaner.dirty_pages() as u64;
-        let has_room = dirty * 10 < u64::from(self.map.len()) * 7;
+        let has_room = self.may_get_dirty();
         let worth = self.mode.is_write_back() && has_room && io.len <= WRITE_MOST && !is_sequential;
         worth && !self.unsettled.contains_key(&page) && self.admits(cx, page, None, true)
     }
@@ -183,6 +187,7 @@ impl Cache {
 
     /// Lets pages leave, so that one that comes finds a free slot.
     pub(super) fn make_room(&mut self, cx: &mut LayoutCx<'_>) {
+        self.advance_joins(cx);
         let reserve = (self.map.len() / FREE).clamp(1, FREE_MOST);
         if self.map.free_count() >= reserve || !self.is_writable() {
             return;
@@ -190,15 +195,14 @@ impl Cache {
         // Those that are leaving are nearly free.
         let leaving = u32::try_from(self.unsettled.len()).unwrap_or(u32::MAX);
         let wanted = (2 * reserve - self.map.free_count()).saturating_sub(leaving);
-        // A second slot has the fewest blocks that anybody wants.
-        let released = self.release_twins(cx, wanted as usize);
-        for _ in released..wanted as usize {
+        for nth in 0..wanted as usize {
             let map = &self.map;
             let may_leave = |slot: u32| {
                 let (valid, dirty) = map.masks(slot);
                 !map.slot(slot).is_pinned() && dirty == 0 && valid != 0
             };
             let Some(slot) = self.keeper.policy.victim(may_leave) else {
+                self.release_twins(cx, wanted as usize - nth);
                 break;
             };
             let (page, (valid, _)) = (self.map.page(slot), self.map.masks(slot));

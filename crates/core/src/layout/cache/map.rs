@@ -287,6 +287,17 @@ impl Map {
         self.twins.insert(slot, twin);
     }
 
+    /// How many second slots there are.
+    #[inline]
+    pub(super) fn twins(&self) -> u32 {
+        u32::try_from(self.twins.len()).expect("slots have 32 bits")
+    }
+
+    /// The pages with a second slot from this first one on, with both.
+    pub(super) fn with_twin_from(&self, slot: u32) -> impl Iterator<Item = (u32, u32)> + '_ {
+        self.twins.range(slot..).map(|(slot, twin)| (*slot, *twin))
+    }
+
     /// Some pages with a second slot.
     pub(super) fn with_twin(&self, most: usize) -> Vec<u32> {
         self.twins.keys().take(most).copied().collect()

@@ -160,6 +160,11 @@ impl Policy {
         used.then(|| self.pages[slot as usize])
     }
 
+    /// Whether the page in a slot was referenced since it entered, or was spared.
+    pub fn is_referenced(&self, slot: u32) -> bool {
+        self.tags[slot as usize].refs() > 0
+    }
+
     /// The page in `slot` was accessed. Do not call it for an access of a bypassed sequential run.
     #[inline]
     pub fn hit(&mut self, slot: u32, now: Time) {

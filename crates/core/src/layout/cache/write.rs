@@ -46,6 +46,8 @@ pub(super) struct Part {
     written: u32,
     flags: Flags,
     fault: Option<Fault>,
+    /// Whether it was in the page's second slot before.
+    is_join: bool,
 }
 
 impl Part {
@@ -68,6 +70,15 @@ impl Part {
             written: 0,
             flags: Flags::NONE,
             fault: None,
+            is_join: false,
+        }
+    }
+
+    /// Blocks of a page's second slot go to the first one. Their bytes are in the arena.
+    pub(super) fn join(op: u32, page: u32, slot: u32, blocks: u16, arena: Data) -> Part {
+        Part {
+            is_join: true,
+            ..Part::fill(op, page, slot, blocks, arena)
         }
     }
 
@@ -262,6 +273,7 @@ impl Cache {
             written: 0,
             flags: io.flags,
             fault: None,
+            is_join: false,
         };
         let part = self.parts.insert(part);
         self.feed(cx, part);
@@ -523,6 +535,9 @@ impl Cache {
     /// A part is in the cache from now on. Returns the change of its page.
     fn put_part(&mut self, cx: &mut LayoutCx<'_>, number: u32) -> u64 {
         let part = self.parts.peek(number);
+        if part.is_join {
+            return self.put_joined(cx, number);
+        }
         let Part {
             page,
             slot,
@@ -560,6 +575,31 @@ impl Cache {
         if dirty != 0 {
             self.cleaner.recorded_by(page, change);
         }
+        change
+    }
+
+    /// Blocks that were in the second slot are in the first one from now on. They are as dirty as they were. Where they were
+    /// they may be written again once that is durable.
+    fn put_joined(&mut self, cx: &mut LayoutCx<'_>, number: u32) -> u64 {
+        let Part {
+            page,
+            slot,
+            blocks,
+            checks,
+            ..
+        } = *self.parts.peek(number);
+        let dirty = self.map.masks(slot).1 & blocks;
+        self.map.invalidate(slot, blocks);
+        let at = self.map.slot_mut(slot);
+        at.valid |= blocks;
+        at.dirty |= dirty;
+        for block in blocks_of(blocks) {
+            at.checks[block] = checks[block];
+        }
+        let change = self.change(cx, page);
+        self.unsettled.insert(page, change);
+        self.after(change, Waiter::Settled(page));
+        self.hasten();
         change
     }
 
