@@ -33,9 +33,16 @@ pub struct Cache {
     pub dirty_age_s: Option<f64>,
     /// Bytes written to its devices since their disks were attached.
     pub flash_written_bytes_total: u64,
-    /// Bytes that may be written to each device in a day, if there is a budget. It is reported and not enforced.
+    /// Bytes that may be written to each device in a day, if there is a budget.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget_bytes_per_day: Option<u64>,
+    /// Bytes that may be written to each device now, at most those of a day. Null: there is no budget.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget_left_bytes: Option<u64>,
+    /// Whether the budget is used up. Then nothing enters the cache, and writes go to the datastores, until an hour's budget has
+    /// come.
+    #[serde(default)]
+    pub budget_is_spent: bool,
     /// The disks that have a part of it, by name.
     pub disks: Vec<CachedDisk>,
     /// What is wrong with it, if anything.
@@ -76,6 +83,9 @@ pub struct CacheCounts {
     pub mode: FlashMode,
     /// Whether it is used: not after its devices have failed.
     pub in_use: bool,
+    /// Whether nothing enters it now, because the cache's write budget is used up.
+    #[serde(default)]
+    pub budget_is_spent: bool,
     /// Devices that have everything.
     pub devices: u8,
     /// Bytes that fit into it.

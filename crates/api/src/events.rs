@@ -252,6 +252,18 @@ pub enum Happening {
         /// The cache.
         cache: Name,
     },
+    /// The write budget of a flash cache is used up: nothing enters the cache until an hour's budget has come.
+    CacheBudgetSpent {
+        /// The cache.
+        cache: Name,
+        /// Bytes that may be written to each device in a day.
+        budget_bytes_per_day: u64,
+    },
+    /// A flash cache has some of its write budget again.
+    CacheBudgetBack {
+        /// The cache.
+        cache: Name,
+    },
     /// Events were lost because the queue was full.
     Missed {
         /// The number of lost events.
@@ -307,6 +319,8 @@ impl Happening {
             Happening::CacheDeviceLost { .. } => "cache-device-lost",
             Happening::CacheCorrupt { .. } => "cache-corrupt",
             Happening::CacheDiscarded { .. } => "cache-discarded",
+            Happening::CacheBudgetSpent { .. } => "cache-budget-spent",
+            Happening::CacheBudgetBack { .. } => "cache-budget-back",
             Happening::Missed { .. } => "missed",
         }
     }

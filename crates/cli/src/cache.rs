@@ -267,6 +267,18 @@ pub(crate) fn dirty_words(counts: &CacheCounts) -> String {
     }
 }
 
+/// The write budget, and how much of it is left.
+fn budget_words(budget: u64, cache: &Answer) -> String {
+    let words = format!("{} a day on each device", figures::bytes(budget));
+    match cache.budget_left_bytes {
+        _ if cache.budget_is_spent => {
+            format!("{words}, used up: nothing enters the cache, and writes go past it")
+        }
+        Some(left) => format!("{words}, {} left", figures::bytes(left)),
+        None => words,
+    }
+}
+
 /// Seconds, rounded up.
 fn rough(seconds: f64) -> String {
     let whole = Duration::try_from_secs_f64(seconds.ceil());
@@ -298,10 +310,7 @@ impl Shown for Answer {
             ("written", figures::bytes(self.flash_written_bytes_total)),
         ];
         if let Some(budget) = self.budget_bytes_per_day {
-            pairs.push((
-                "budget",
-                format!("{} a day on each device", figures::bytes(budget)),
-            ));
+            pairs.push(("budget", budget_words(budget, self)));
         }
         let disks: Vec<_> = self.disks.iter().map(disk).collect();
         if !disks.is_empty() {

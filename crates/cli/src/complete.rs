@@ -69,6 +69,7 @@ pub(crate) fn flash_modes() -> ArgValueCandidates {
             "writes are answered once the disk has them",
         ),
         ("write-back", "writes are answered once flash has them"),
+        ("write-around", "only reads bring pages into the cache"),
         ("off", "the cache is not used"),
     ];
     ArgValueCandidates::new(move || {

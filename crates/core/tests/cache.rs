@@ -5,7 +5,7 @@ use tidegate_core::block::BLOCK;
 use tidegate_core::effect::Effect;
 use tidegate_core::layout::cache::area::Area;
 use tidegate_core::layout::cache::policy::Params;
-use tidegate_core::layout::cache::{CacheMode, CacheSetup, PAGE};
+use tidegate_core::layout::cache::{Admission, CacheMode, CacheSetup, PAGE};
 use tidegate_core::layout::{CacheChange, CacheReport, LayoutOrder, LayoutSpec, Members, Tree};
 use tidegate_core::request::{Data, DiskId, Fault, Flags, Op, Request, Token};
 use tidegate_core::shard::{Event, Shard};
@@ -382,4 +382,54 @@ fn pages_that_are_written_again_and_again_share_flash_that_has_room_for_each_onc
         world.read(page * PAGE, 3 * 4096);
     }
     assert_eq!(world.reads[0], 0, "no block went past the cache");
+}
+
+impl World {
+    fn admit(&mut self, admission: Admission) {
+        let order = LayoutOrder::CacheAdmission(admission);
+        self.handle(Event::LayoutOrder { disk: DISK, order });
+    }
+
+    /// Where a page is read from.
+    fn reads_from_flash(&mut self, page: u64) -> bool {
+        let before = self.reads[1];
+        self.read(page * PAGE, BLOCK as u64);
+        self.reads[1] > before
+    }
+}
+
+#[test]
+fn a_write_past_the_cache_gives_up_what_it_has_and_a_read_brings_it_in_again() {
+    let mut world = warm_world();
+    world.admit(Admission::Reads);
+    assert!(world.reads_from_flash(2));
+    for mode in [CacheMode::WriteThrough, CacheMode::WriteBack] {
+        let order = LayoutOrder::CacheMode(mode);
+        world.handle(Event::LayoutOrder { disk: DISK, order });
+        world.writes.clear();
+        assert_eq!(world.written(), [0], "flash is not written");
+        assert!(!world.reads_from_flash(0), "{mode:?}");
+        assert!(world.reads_from_flash(0), "it was brought in again");
+    }
+    world.write(9 * PAGE, PAGE);
+    assert!(!world.reads_from_flash(9));
+}
+
+#[test]
+fn a_cache_that_nothing_may_enter_answers_reads_of_what_it_has() {
+    let mut world = warm_world();
+    world.admit(Admission::Nothing);
+    world.pass(Span::from_secs(10));
+    let before = world.cache().flash_bytes;
+    for _ in 0..3 {
+        assert!(!world.reads_from_flash(9));
+        assert!(world.reads_from_flash(2));
+        world.pass(Span::from_secs(10));
+    }
+    assert_eq!(world.cache().flash_bytes, before);
+    world.write(2 * PAGE, PAGE);
+    assert!(!world.reads_from_flash(2));
+    world.admit(Admission::All);
+    world.reads_from_flash(9);
+    assert!(world.reads_from_flash(9));
 }

@@ -32,9 +32,12 @@ use tidegate_engine::datastore::dir::SharedFile;
 
 use crate::os_error::{self, Outcome};
 use crate::text::new_uuid;
+use budgets::Budgets;
+pub(crate) use budgets::Left;
 use chunks::{Part, Wanted};
 pub(crate) use record::Record;
 
+mod budgets;
 pub(crate) mod chunks;
 mod devices;
 mod record;
@@ -52,6 +55,8 @@ pub(crate) struct Caches {
     folder: PathBuf,
     /// Devices that are open, by cache. A lock is held while its devices are opened, which can take long.
     open: Mutex<BTreeMap<Name, Arc<OpenDevices>>>,
+    /// What they may still write.
+    pub(crate) budgets: Budgets,
     /// Serialises changes of records.
     changing: Mutex<()>,
 }
@@ -120,8 +125,10 @@ impl Devices {
 impl Caches {
     /// The caches of a root's state directory.
     pub(crate) fn new(state: &Path) -> Caches {
+        let folder = state.join("caches");
         Caches {
-            folder: state.join("caches"),
+            budgets: Budgets::new(&folder),
+            folder,
             open: Mutex::default(),
             changing: Mutex::default(),
         }
@@ -193,6 +200,7 @@ impl Caches {
             devices::write_label(file, &label)?;
         }
         let record = Record::new(uuid, size, chunk, order);
+        self.budgets.forget(name);
         record::write(&self.folder, name, &record)?;
         for file in &files {
             devices::write_seen(file, &record)?;
@@ -219,6 +227,7 @@ impl Caches {
             );
         }
         record::remove(&self.folder, name)?;
+        self.budgets.forget(name);
         let open = locked(&self.open).remove(name);
         if let Some(devices) = open.and_then(|open| locked(&open).take()) {
             // Without its label, a device can become another cache.

@@ -105,6 +105,7 @@ impl Daemon {
             moment: self.services.counters()?,
             datastores: self.services.disk_service.datastores_at_a_glance()?,
             disks: self.services.disk_service.attached_disks()?,
+            caches: self.services.disk_service.caches().unwrap_or_default(),
             controls: self.monitor.control_moments(),
             problems: self.services.disk_service.troubles().len(),
             nbd_refused: self.services.disk_service.live().refused(),

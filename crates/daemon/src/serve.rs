@@ -201,6 +201,7 @@ async fn live(prepared: Prepared) -> Outcome<()> {
         () = disk_service::attach_missing(Arc::clone(&disk_service)) => {}
         () = disk_service::return_members(Arc::clone(&disk_service)) => {}
         () = disk_service::mind_caches(Arc::clone(&disk_service)) => {}
+        () = disk_service::keep_budgets(Arc::clone(&disk_service)) => {}
     }
     stop(&daemon, &ours, answering, signals).await
 }
@@ -240,6 +241,7 @@ async fn stop(
         }
     };
     let _ = tokio::time::timeout(GOODBYE, answering).await;
+    daemon.services.disk_service.store_budgets();
     match hasty {
         Ok(Ok(0)) => {
             tracing::info!("stopped");

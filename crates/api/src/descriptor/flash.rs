@@ -25,15 +25,18 @@ pub enum FlashMode {
     WriteThrough,
     /// Once flash has them.
     WriteBack,
+    /// Once the disk has them. They are not written to flash: only reads bring pages into the cache.
+    WriteAround,
     /// The cache is not used.
     Off,
 }
 
 impl FlashMode {
     /// All modes.
-    pub const ALL: [FlashMode; 3] = [
+    pub const ALL: [FlashMode; 4] = [
         FlashMode::WriteThrough,
         FlashMode::WriteBack,
+        FlashMode::WriteAround,
         FlashMode::Off,
     ];
 
@@ -42,6 +45,7 @@ impl FlashMode {
         match self {
             FlashMode::WriteThrough => "write-through",
             FlashMode::WriteBack => "write-back",
+            FlashMode::WriteAround => "write-around",
             FlashMode::Off => "off",
         }
     }
@@ -58,7 +62,7 @@ impl std::str::FromStr for FlashMode {
     fn from_str(text: &str) -> Result<FlashMode, String> {
         let mut modes = FlashMode::ALL.into_iter();
         modes.find(|mode| mode.as_str() == text).ok_or_else(|| {
-            format!("'{text}' is not a mode of a flash cache: use write-through, write-back or off")
+            format!("'{text}' is not a mode of a flash cache: use write-through, write-back, write-around or off")
         })
     }
 }

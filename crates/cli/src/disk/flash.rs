@@ -45,10 +45,10 @@ pub(super) struct FlashFlags {
     #[arg(long, value_name = "CACHE", add = complete::caches())]
     cache: Option<CacheFlag>,
 
-    /// When writes are answered with a flash cache: write-through, write-back, or off
+    /// When writes are answered with a flash cache: write-through, write-back, write-around, or off
     ///
     /// With write-back they are answered once flash has them. Then the disk can be attached on this host only, until the
-    /// cache was flushed.
+    /// cache was flushed. With write-around they are not written to flash: only reads bring pages into the cache.
     #[arg(long, value_name = "MODE", add = complete::flash_modes())]
     cache_mode: Option<FlashMode>,
 
@@ -112,6 +112,9 @@ pub(super) fn shown(flash: &DiskFlash) -> String {
                 dirty_words(counts),
                 figures::bytes(counts.flash_written_bytes_total)
             ));
+            if counts.budget_is_spent {
+                lines.push("write budget of the cache used up: nothing enters it".to_owned());
+            }
         }
         None if flash.has_dirty => lines.push(match flash.part_bytes {
             Some(part) => format!("up to {} only on flash", figures::bytes(part)),

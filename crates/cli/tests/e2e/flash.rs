@@ -14,8 +14,12 @@ use crate::support::place::Place;
 use crate::support::program::{PATIENCE, Program, Service, find};
 use crate::support::server::wait_until_it_answers;
 
-/// A daemon with disk `d` and cache `fast` of two files.
+/// A daemon with disk `d` and cache `fast` of two files, which may be written often.
 fn start(place: &Place) -> Daemon {
+    start_with(place, "1000dwpd")
+}
+
+fn start_with(place: &Place, endurance: &str) -> Daemon {
     let daemon = Daemon::start(place);
     daemon.run(&["disk", "create", "d", "--size", "32M", "--attach"]);
     let [one, two] = devices(place).map(|path| path.display().to_string());
@@ -30,7 +34,7 @@ fn start(place: &Place) -> Daemon {
         "--size",
         "64M",
         "--endurance",
-        "1dwpd",
+        endurance,
     ]);
     daemon
 }
@@ -207,6 +211,38 @@ fn a_cache_is_changed_taken_off_and_given_back_under_load() {
     }
     println!("{} passes of fio", load.end());
     daemon.run(&["cache", "remove", "fast"]);
+}
+
+#[test]
+fn a_load_goes_on_past_a_cache_whose_write_budget_is_used_up() {
+    let place = Place::new();
+    // A day's budget is 6 MiB.
+    let daemon = start_with(&place, "0.1dwpd");
+    write_back(&daemon);
+    let load = Load::start(&place, &daemon);
+    let shown = || daemon.json(&["cache", "show", "fast"]);
+    let deadline = Instant::now() + PATIENCE;
+    while shown()["budget_is_spent"] != true {
+        load.must_run();
+        assert!(Instant::now() < deadline, "{:#}", shown());
+        thread::park_timeout(Duration::from_millis(100));
+    }
+    // What was under way has ended.
+    load.goes_on(&daemon);
+    let written = || shown()["flash_written_bytes_total"].as_u64().unwrap_or(0);
+    let before = written();
+    load.goes_on(&daemon);
+    let more = written() - before;
+    assert!(
+        more < 1 << 20,
+        "only records that pages are given up: {more}"
+    );
+    assert_eq!(cache(&daemon)["at_work"]["budget_is_spent"], true);
+    let said = daemon.run(&["cache", "show", "fast"]);
+    assert!(said.contains("used up"), "{said}");
+    assert!(events(&daemon).contains("cache-budget-spent"));
+    load.end();
+    daemon.run(&["disk", "set", "d", "--cache", "none"]);
 }
 
 /// What a disk has at a place, read over NBD.

@@ -57,6 +57,7 @@ mod age;
 pub mod area;
 mod around;
 pub mod blocks;
+pub mod budget;
 mod clean;
 mod fill;
 mod hit;
@@ -98,6 +99,18 @@ impl CacheMode {
     }
 }
 
+/// What may enter a cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Admission {
+    /// What is read and what is written.
+    #[default]
+    All,
+    /// Only what is read. A write goes to the disk, and what the cache has of it is given up.
+    Reads,
+    /// Nothing. The cache answers reads of what it has, and writes are as with [`Admission::Reads`].
+    Nothing,
+}
+
 /// What a cache is built of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheSetup {
@@ -129,6 +142,7 @@ pub struct Cache {
     area: Area,
     size: u64,
     mode: CacheMode,
+    admission: Admission,
     /// Whether flash may have what the disk does not.
     keeps_dirty: bool,
     state: State,
@@ -393,6 +407,7 @@ impl Cache {
             area: setup.area.clone(),
             size: setup.size,
             mode: setup.mode,
+            admission: Admission::All,
             keeps_dirty: setup.has_dirty || setup.mode.is_write_back(),
             state: State::Opening(Box::new(Opening::new())),
             in_sync: 0,
@@ -608,7 +623,7 @@ impl Cache {
             }
         }
         match self.ops.at(number).io.op {
-            RequestOp::Write => self.write_locked(cx, number),
+            RequestOp::Write if self.admission == Admission::All => self.write_locked(cx, number),
             _ => self.around(cx, number),
         }
     }
@@ -947,6 +962,7 @@ impl Layout for Cache {
                 self.clean_all(cx);
             }
             LayoutOrder::CacheMode(mode) => self.set_mode(cx, mode)?,
+            LayoutOrder::CacheAdmission(admission) => self.admission = admission,
             LayoutOrder::GiveUpCache => self.give_up_cache(cx)?,
             LayoutOrder::GrowCache { first, count } => self.grow(cx, first, count)?,
             LayoutOrder::ShrinkCache { count } => self.shrink(cx, count)?,
@@ -971,6 +987,7 @@ impl Layout for Cache {
     fn cached(&self) -> Option<CacheReport> {
         Some(CacheReport {
             mode: self.mode,
+            admission: self.admission,
             in_use: self.state == State::Ready,
             devices: self.in_sync >> 1,
             resyncing: self.resync.is_some(),

@@ -480,6 +480,7 @@ impl Layout for Mirror {
             LayoutOrder::CleanCache
             | LayoutOrder::GiveUpCache
             | LayoutOrder::CacheMode(_)
+            | LayoutOrder::CacheAdmission(_)
             | LayoutOrder::GrowCache { .. }
             | LayoutOrder::ShrinkCache { .. } => Err(OrderRefusal::NotRedundant),
             LayoutOrder::Rate(rate) => {

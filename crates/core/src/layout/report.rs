@@ -2,8 +2,8 @@
 //!
 //! Plain values between the layouts and the daemon. Members are named by their place in the disk's layout.
 
-use super::cache::CacheMode;
 use super::cache::policy::Choice;
+use super::cache::{Admission, CacheMode};
 use super::{LayoutSpec, OnLoss, Target};
 use crate::request::Fault;
 use crate::units::{Span, Time};
@@ -29,6 +29,8 @@ pub struct LayoutReport {
 pub struct CacheReport {
     /// When writes are answered.
     pub mode: CacheMode,
+    /// What may enter it.
+    pub admission: Admission,
     /// Whether it is used: not if its devices have failed.
     pub in_use: bool,
     /// Devices that have everything, one bit each.
@@ -147,6 +149,8 @@ pub enum LayoutOrder {
     /// Answer writes in this mode from now on. The disk's descriptor says so before a cache begins to write back, and
     /// afterwards once it has ended and everything is clean.
     CacheMode(CacheMode),
+    /// Let only this enter the cache from now on.
+    CacheAdmission(Admission),
     /// The cache has so many chunks more, from this one on. The disk's descriptor names them already.
     GrowCache {
         /// The first one.

@@ -839,6 +839,7 @@ impl Tree {
             | LayoutOrder::CleanCache
             | LayoutOrder::GiveUpCache
             | LayoutOrder::CacheMode(_)
+            | LayoutOrder::CacheAdmission(_)
             | LayoutOrder::GrowCache { .. }
             | LayoutOrder::ShrinkCache { .. }
             | LayoutOrder::Rate(_) => return self.order_leaves(cx, order),
@@ -871,6 +872,7 @@ impl Tree {
                 LayoutOrder::CleanCache
                     | LayoutOrder::GiveUpCache
                     | LayoutOrder::CacheMode(_)
+                    | LayoutOrder::CacheAdmission(_)
                     | LayoutOrder::GrowCache { .. }
                     | LayoutOrder::ShrinkCache { .. }
             );
@@ -884,6 +886,7 @@ impl Tree {
             LayoutOrder::CleanCache
             | LayoutOrder::GiveUpCache
             | LayoutOrder::CacheMode(_)
+            | LayoutOrder::CacheAdmission(_)
             | LayoutOrder::GrowCache { .. }
             | LayoutOrder::ShrinkCache { .. } => order,
             LayoutOrder::Rebuild(target) => LayoutOrder::Rebuild(device(target)?),

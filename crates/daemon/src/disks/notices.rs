@@ -38,8 +38,11 @@ pub(crate) enum Notice {
     Layout(LayoutNotice),
     /// It was moved between these datastores.
     Moved { from: Name, to: Name },
-    /// This happened to one of its members, on this datastore.
-    Member { on: Name, happening: Happening },
+    /// This happened to one of its members, on this datastore; None: to something of this host.
+    Member {
+        on: Option<Name>,
+        happening: Happening,
+    },
 }
 
 impl Notices {
@@ -83,8 +86,14 @@ impl Notices {
 
     /// Says what happened to a member of a disk on this datastore.
     pub(crate) fn add_member(&self, disk: &Name, on: &Name, happening: Happening) {
-        let on = on.clone();
+        let on = Some(on.clone());
         self.push(disk, Notice::Member { on, happening });
+    }
+
+    /// Says what happened to a cache of this host.
+    pub(crate) fn add_of_cache(&self, cache: &Name, happening: Happening) {
+        let on = None;
+        self.push(cache, Notice::Member { on, happening });
     }
 
     fn push(&self, disk: &Name, notice: Notice) {

@@ -149,6 +149,16 @@ pub(crate) fn happening(
 /// The text of an event that belongs to no datastore.
 fn of_host(happening: &Happening) -> String {
     match happening {
+        Happening::CacheBudgetSpent {
+            cache,
+            budget_bytes_per_day,
+        } => format!(
+            "cache {cache} has used up its write budget ({budget_bytes_per_day} bytes a day on each device): nothing enters it, and \
+             writes go to the datastores, until an hour's budget has come"
+        ),
+        Happening::CacheBudgetBack { cache } => {
+            format!("cache {cache} has some of its write budget again, and is used as before")
+        }
         Happening::Certificate {
             listener,
             file,
@@ -258,7 +268,9 @@ fn sentence(datastore: &Name, happening: &Happening) -> String {
         Happening::TroubleOver => {
             format!("the slots of hosts on datastore {datastore} can be read and written again")
         }
-        Happening::Certificate { .. } => of_host(happening),
+        Happening::Certificate { .. }
+        | Happening::CacheBudgetSpent { .. }
+        | Happening::CacheBudgetBack { .. } => of_host(happening),
         Happening::MemberDropped { .. }
         | Happening::MemberRebuilding { .. }
         | Happening::MemberRebuilt { .. }
@@ -444,6 +456,7 @@ fn wants_a_look(happening: &Happening) -> bool {
             | Happening::CacheDeviceLost { .. }
             | Happening::CacheCorrupt { .. }
             | Happening::CacheDiscarded { .. }
+            | Happening::CacheBudgetSpent { .. }
     ) || matches!(
         happening,
         Happening::Scrubbed { different, unreadable, .. } if different + unreadable > 0

@@ -4,7 +4,7 @@ use tidegate_api::descriptor::MemberPlace;
 use tidegate_api::events::Happening;
 use tidegate_api::explain::{Part, PartName};
 use tidegate_api::name::Name;
-use tidegate_core::layout::cache::PAGE;
+use tidegate_core::layout::cache::{Admission, PAGE};
 use tidegate_core::layout::{
     CacheReport, DropCause, LayoutNotice, LayoutReport, MemberState, Target,
 };
@@ -182,6 +182,10 @@ pub(crate) fn cache_notes(report: &CacheReport, parts: &[Part]) -> Vec<String> {
     if !report.in_use {
         notes.push("its flash cache has failed, and is not used".to_owned());
         return notes;
+    }
+    if report.admission == Admission::Nothing {
+        let text = "its flash cache has used up its write budget: nothing enters it, and writes go to the datastore";
+        notes.push(text.to_owned());
     }
     let all = report.hits + report.misses;
     if all == 0 {

@@ -12,6 +12,7 @@
 
 use std::fmt::{Display, Write};
 
+use tidegate_api::cache::Cache;
 use tidegate_api::datastore::Datastore;
 use tidegate_api::layout::MemberState;
 use tidegate_api::name::Name;
@@ -63,6 +64,7 @@ pub(crate) struct Facts {
     pub(crate) moment: Counters,
     pub(crate) datastores: Vec<Datastore>,
     pub(crate) disks: Vec<AttachedMoment>,
+    pub(crate) caches: Vec<Cache>,
     pub(crate) controls: Vec<ControlMoment>,
     pub(crate) problems: usize,
     pub(crate) nbd_refused: u64,
@@ -79,6 +81,7 @@ pub(crate) fn page(facts: &Facts, room: usize) -> String {
     let mut page = Page::with_room(room);
     daemon(&mut page, facts);
     datastores(&mut page, &facts.datastores);
+    cache::of_host(&mut page, &facts.caches);
     settings(&mut page, &facts.disks);
     control::families(&mut page, &facts.controls);
     disks(&mut page, &facts.moment);
@@ -575,6 +578,7 @@ mod tests {
                 problem: None,
             }],
             disks: vec![attached()],
+            caches: vec![flash_cache()],
             controls: vec![control()],
             problems: 0,
             nbd_refused: 2,
@@ -636,6 +640,38 @@ mod tests {
             format!("tidegate_disk_member_state{{{labels},state=\"rebuilding\"}} 1"),
             format!("tidegate_disk_member_state{{{labels},state=\"in-sync\"}} 0"),
             format!("tidegate_disk_rebuild_bytes{{{labels}}} 4096"),
+        ] {
+            assert!(page.lines().any(|told| told == line), "{line}\n{page}");
+        }
+    }
+
+    fn flash_cache() -> Cache {
+        Cache {
+            name: "fast".parse().unwrap(),
+            uuid: String::new(),
+            devices: Vec::new(),
+            size_bytes: 4096,
+            free_bytes: 512,
+            chunk_bytes: 512,
+            dirty_bytes: 0,
+            dirty_age_s: None,
+            flash_written_bytes_total: 0,
+            budget_bytes_per_day: Some(1000),
+            budget_left_bytes: Some(0),
+            budget_is_spent: true,
+            disks: Vec::new(),
+            problem: None,
+        }
+    }
+
+    #[test]
+    fn the_write_budget_of_a_flash_cache_is_on_the_page() {
+        let page = page(&facts(), 0);
+        for line in [
+            "tidegate_cache_free_bytes{cache=\"fast\"} 512",
+            "tidegate_cache_budget_daily_bytes{cache=\"fast\"} 1000",
+            "tidegate_cache_budget_left_bytes{cache=\"fast\"} 0",
+            "tidegate_cache_budget_spent_state{cache=\"fast\"} 1",
         ] {
             assert!(page.lines().any(|told| told == line), "{line}\n{page}");
         }

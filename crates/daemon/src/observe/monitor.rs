@@ -204,7 +204,7 @@ pub(crate) async fn listen_to_layouts(monitor: Arc<Monitor>) {
                     continue;
                 }
                 Notice::Member { on, happening } => {
-                    monitor.journal().add(Some(&on), at_ms, happening);
+                    monitor.journal().add(on.as_ref(), at_ms, happening);
                     continue;
                 }
             };

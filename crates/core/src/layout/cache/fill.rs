@@ -8,7 +8,7 @@
 //! - a guest that waits for such a page makes its read urgent
 
 use super::write::{Part, at_block};
-use super::{BACKING, CACHE_BLOCK, Cache, FILL, PAGE, State, Task, blocks_within, tag};
+use super::{Admission, BACKING, CACHE_BLOCK, Cache, FILL, PAGE, State, Task, blocks_within, tag};
 use crate::layout::{LayoutCx, SubIo};
 use crate::range_lock::Mode;
 use crate::request::{Data, Flags, Op, Outcome};
@@ -47,7 +47,10 @@ impl Cache {
 
     /// Begins to fill the next pages.
     pub(super) fn advance_fills(&mut self, cx: &mut LayoutCx<'_>) {
-        while self.filler.active < TOGETHER && self.may_begin() {
+        while self.filler.active < TOGETHER
+            && self.may_begin()
+            && self.admission != Admission::Nothing
+        {
             let Some(page) = self.filler.queue.pop_front() else {
                 return;
             };

@@ -12,8 +12,8 @@
 use super::map::NONE;
 use super::write::{InPage, Part, at_block, in_pages, runs};
 use super::{
-    BACKING, BLOCKS, CACHE_BLOCK, Cache, Locked, PAGE, READ, READ_SUM, State, blocks_of, masked,
-    tag,
+    Admission, BACKING, BLOCKS, CACHE_BLOCK, Cache, Locked, PAGE, READ, READ_SUM, State, blocks_of,
+    masked, tag,
 };
 use crate::layout::{LayoutCx, LayoutIo, Map, SubIo, Target};
 use crate::range_lock::{Mode, Wanted};
@@ -114,6 +114,7 @@ impl Cache {
         let sequential = self.note_stream(io.offset, io.len);
         let few = io.len.div_ceil(PAGE) < PAGES_FILLED && self.is_writable();
         let few = few && io.offset + io.len <= self.cached_end();
+        let few = few && self.admission != Admission::Nothing;
         let mut fills = 0;
         for (nth, piece) in (0..).zip(in_pages(io.offset, io.len)) {
             if !sequential {

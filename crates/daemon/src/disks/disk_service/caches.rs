@@ -11,7 +11,7 @@ use tidegate_api::events::Happening;
 use tidegate_api::job::Job;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
-use tidegate_core::layout::cache::{CacheMode, PAGE};
+use tidegate_core::layout::cache::{Admission, CacheMode, PAGE};
 use tidegate_core::layout::{CacheReport, LayoutOrder};
 use tidegate_core::units::Span;
 
@@ -149,6 +149,8 @@ impl DiskService {
         let mut disks: Vec<_> = disks.collect();
         disks.sort_by(|one, other| one.disk.cmp(&other.disk));
         let problems = devices.problems();
+        let now = tidegate_engine::now();
+        let left = self.caches.budgets.left(name, record, now);
         let paths = record.devices.iter().zip(&problems);
         let sum = |of: fn(&CacheReport) -> u64| using.iter().map(|(_, report)| of(report)).sum();
         Cache {
@@ -171,6 +173,8 @@ impl DiskService {
                 .reduce(f64::max),
             flash_written_bytes_total: sum(|report| report.flash_bytes),
             budget_bytes_per_day: record.budget(),
+            budget_left_bytes: left.map(|left| u64::try_from(left.bytes).unwrap_or(0)),
+            budget_is_spent: left.is_some_and(|left| left.is_spent),
             disks,
             problem: problems.into_iter().flatten().next(),
         }
@@ -324,11 +328,13 @@ fn lost(disk: &Name, cache: &Name, pages: u64) -> Problem {
 /// What a cache's report says, in bytes.
 pub(crate) fn counts(report: &CacheReport) -> CacheCounts {
     CacheCounts {
-        mode: match report.mode {
-            CacheMode::WriteThrough => FlashMode::WriteThrough,
-            CacheMode::WriteBack => FlashMode::WriteBack,
+        mode: match (report.mode, report.admission) {
+            (CacheMode::WriteBack, _) => FlashMode::WriteBack,
+            (CacheMode::WriteThrough, Admission::Reads) => FlashMode::WriteAround,
+            (CacheMode::WriteThrough, _) => FlashMode::WriteThrough,
         },
         in_use: report.in_use,
+        budget_is_spent: report.admission == Admission::Nothing,
         devices: u8::try_from(report.devices.count_ones()).unwrap_or(u8::MAX),
         size_bytes: u64::from(report.pages) * PAGE,
         free_bytes: u64::from(report.free) * PAGE,
@@ -371,6 +377,8 @@ fn unreadable(name: Name, problem: Problem) -> Cache {
         dirty_age_s: None,
         flash_written_bytes_total: 0,
         budget_bytes_per_day: None,
+        budget_left_bytes: None,
+        budget_is_spent: false,
         disks: Vec::new(),
         problem: Some(problem),
     }

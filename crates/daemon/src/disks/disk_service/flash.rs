@@ -35,6 +35,7 @@ use crate::os_error::{self, Outcome};
 use crate::store::Found;
 use crate::text::new_uuid;
 
+mod budget;
 mod clean;
 mod devices;
 mod left;
@@ -42,6 +43,7 @@ mod plan;
 mod refusals;
 mod room;
 
+pub(crate) use budget::keep_budgets;
 pub(super) use clean::became_clean;
 use clean::is_through;
 pub(super) use plan::Using;
@@ -239,6 +241,7 @@ impl DiskService {
                 ..after.clone()
             });
         })?;
+        self.admit_to_cache(live)?;
         if writes_back {
             return live.order(LayoutOrder::CacheMode(CacheMode::WriteBack));
         }
@@ -324,6 +327,7 @@ impl DiskService {
         after.has_dirty |= writes_back;
         let has_dirty = after.has_dirty;
         self.commit_flash(found, Some(live), |flash| *flash = Some(after.clone()))?;
+        self.admit_to_cache(live)?;
         if writes_back {
             return live.order(LayoutOrder::CacheMode(CacheMode::WriteBack));
         }

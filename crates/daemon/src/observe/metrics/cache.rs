@@ -1,13 +1,13 @@
-//! Metrics of disks' flash caches.
+//! Metrics of flash caches, and of disks' parts of them.
 
 use std::fmt::Display;
 
-use tidegate_api::cache::CacheCounts;
+use tidegate_api::cache::{Cache, CacheCounts};
 
 use super::families::{
-    DISK_CACHE_DIRTY, DISK_CACHE_DIRTY_AGE, DISK_CACHE_FAULTS, DISK_CACHE_FILLS, DISK_CACHE_FREE,
-    DISK_CACHE_HITS, DISK_CACHE_MISSES, DISK_CACHE_SIZE, DISK_CACHE_TO_CLEAN, DISK_CACHE_WRITTEN,
-    Family,
+    CACHE_BUDGET, CACHE_BUDGET_LEFT, CACHE_BUDGET_SPENT, CACHE_BYTES, CACHE_FREE, DISK_CACHE_DIRTY,
+    DISK_CACHE_DIRTY_AGE, DISK_CACHE_FAULTS, DISK_CACHE_FILLS, DISK_CACHE_FREE, DISK_CACHE_HITS,
+    DISK_CACHE_MISSES, DISK_CACHE_SIZE, DISK_CACHE_TO_CLEAN, DISK_CACHE_WRITTEN, Family,
 };
 use super::{AttachedMoment, Page};
 
@@ -53,4 +53,25 @@ fn each<V: Display>(
             page.value(&labels, value);
         }
     }
+}
+
+/// The caches of this host.
+pub(super) fn of_host(page: &mut Page, caches: &[Cache]) {
+    let mut each = |family: &Family, value: fn(&Cache) -> Option<u64>| {
+        let mut page = page.family(family);
+        for cache in caches {
+            if let Some(value) = value(cache) {
+                page.value(&[("cache", &cache.name)], value);
+            }
+        }
+    };
+    each(&CACHE_BYTES, |cache| Some(cache.size_bytes));
+    each(&CACHE_FREE, |cache| Some(cache.free_bytes));
+    each(&CACHE_BUDGET, |cache| cache.budget_bytes_per_day);
+    each(&CACHE_BUDGET_LEFT, |cache| cache.budget_left_bytes);
+    each(&CACHE_BUDGET_SPENT, |cache| {
+        cache
+            .budget_bytes_per_day
+            .map(|_| u64::from(cache.budget_is_spent))
+    });
 }

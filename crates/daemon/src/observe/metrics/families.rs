@@ -83,6 +83,16 @@ families! {
         "1 for the current state of a member of the disk's layout, 0 for the others; `datastore` is the member's.";
     DISK_REBUILD: Gauge "tidegate_disk_rebuild_bytes" ["disk, datastore, member"]
         "Bytes that are left to copy to a member while it is rebuilt.";
+    CACHE_BYTES: Gauge "tidegate_cache_bytes" ["cache"]
+        "Bytes of a flash cache of this host that disks can use.";
+    CACHE_FREE: Gauge "tidegate_cache_free_bytes" ["cache"]
+        "Bytes of it that no disk has.";
+    CACHE_BUDGET: Gauge "tidegate_cache_budget_daily_bytes" ["cache"]
+        "Bytes that may be written to each of its devices in a day; absent without a budget.";
+    CACHE_BUDGET_LEFT: Gauge "tidegate_cache_budget_left_bytes" ["cache"]
+        "Bytes that may be written to each device now; absent without a budget.";
+    CACHE_BUDGET_SPENT: Gauge "tidegate_cache_budget_spent_state" ["cache"]
+        "1 while the budget is used up and nothing enters the cache; absent without a budget.";
     DISK_CACHE_SIZE: Gauge "tidegate_disk_cache_bytes" ["disk, datastore, cache"]
         "Bytes that fit into the disk's part of its flash cache.";
     DISK_CACHE_FREE: Gauge "tidegate_disk_cache_free_bytes" ["disk, datastore, cache"]

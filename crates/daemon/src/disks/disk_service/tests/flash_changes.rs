@@ -1,8 +1,9 @@
-//! Disks that grow, move and change their members below a flash cache.
+//! Disks that grow, move and change their members below a flash cache, and what may enter the cache.
 
-use tidegate_api::cache::{CacheCounts, FlashMode};
+use tidegate_api::cache::{CacheCounts, CacheCreate, CacheData, FlashMode};
 use tidegate_api::disk::ResizeData;
 use tidegate_api::layout::{DiskMove, MemberState};
+use tidegate_core::units::Span;
 
 use super::layouts::mirrored;
 use super::*;
@@ -81,5 +82,68 @@ fn the_members_of_a_mirror_change_below_its_cache() {
     stage.disk_service.remove_member(&name("a"), 2).unwrap();
     stage.writes_back_still();
     stage.give("a", None, FlashMode::Off).unwrap();
+    stage.detach("a");
+}
+
+#[test]
+fn a_disk_that_writes_around_its_cache_does_so_from_then_on() {
+    let stage = stage();
+    stage.cache("fast", &["f0", "f1"]);
+    stage.disk("a");
+    stage.attach("a", Outside::Agreed).unwrap();
+    for mode in [FlashMode::WriteBack, FlashMode::WriteAround] {
+        stage.give("a", Some("fast"), mode).unwrap();
+        assert_eq!(stage.at_work().mode, mode);
+    }
+    assert!(!stage.flash("a").unwrap().has_dirty);
+    stage.detach("a");
+    stage.attach("a", Outside::Agreed).unwrap();
+    assert_eq!(stage.at_work().mode, FlashMode::WriteAround);
+    stage
+        .give("a", Some("fast"), FlashMode::WriteThrough)
+        .unwrap();
+    assert_eq!(stage.at_work().mode, FlashMode::WriteThrough);
+    stage.detach("a");
+}
+
+#[test]
+fn nothing_enters_a_cache_whose_write_budget_is_used_up() {
+    let stage = stage();
+    let order = CacheCreate {
+        name: name("fast"),
+        devices: vec![stage.place.path().join("f0")],
+        size_bytes: Some(64 << 20),
+        endurance_dwpd: Some(1.0),
+        data: CacheData::Keep,
+    };
+    stage.disk_service.create_cache(&order).unwrap();
+    stage.disk("a");
+    stage.attach("a", Outside::Agreed).unwrap();
+    stage
+        .give("a", Some("fast"), FlashMode::WriteThrough)
+        .unwrap();
+    let service = &stage.disk_service;
+    let shown = || service.cache(&name("fast")).unwrap();
+    service.count_writes();
+    assert!(!shown().budget_is_spent && !stage.at_work().budget_is_spent);
+    assert!(shown().budget_left_bytes.unwrap() <= 64 << 20);
+    // Another disk has written as much as all of the device.
+    let budgets = &service.caches.budgets;
+    let now = tidegate_engine::now();
+    let (left, _) = budgets
+        .spend(&name("fast"), &[(77, 65 << 20)], now, || None)
+        .unwrap();
+    assert!(left.is_spent);
+    service.count_writes();
+    assert!(shown().budget_is_spent && stage.at_work().budget_is_spent);
+    assert_eq!(shown().budget_left_bytes, Some(0));
+    // A disk that comes is under the same budget.
+    stage.detach("a");
+    stage.attach("a", Outside::Agreed).unwrap();
+    assert!(stage.at_work().budget_is_spent);
+    let later = now + Span::from_secs(2 * 24 * 3600);
+    budgets.spend(&name("fast"), &[], later, || None).unwrap();
+    service.count_writes();
+    assert!(!shown().budget_is_spent && !stage.at_work().budget_is_spent);
     stage.detach("a");
 }

@@ -16,7 +16,7 @@ impl Stage {
     fn events(&self) -> Vec<(String, Happening)> {
         let notices = self.disk_service.notices.take().into_iter();
         let of_member = |(_, notice)| match notice {
-            Notice::Member { on, happening } => Some((on.to_string(), happening)),
+            Notice::Member { on, happening } => Some((on.unwrap().to_string(), happening)),
             _ => None,
         };
         notices.filter_map(of_member).collect()

@@ -1,0 +1,253 @@
+//! The write budgets of this host's flash caches: how much of each is left.
+//!
+//! The disk service reports again and again what its disks have written to flash. What is left is stored now and then: a
+//! restart of the daemon does not renew a budget.
+//!
+//! # Always true
+//! - a stored state is of this cache, and not of an earlier one with its name
+//!
+//! # Picture
+//! ```text
+//! STATE/caches/NAME.budget     cache, bytes left, when
+//! ```
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use tidegate_api::descriptor::Uuid;
+use tidegate_api::name::Name;
+use tidegate_core::layout::cache::budget::Budget;
+use tidegate_core::units::{Span, Time};
+
+use super::{Record, locked};
+use crate::files;
+
+/// How often what is left is stored, but for changes. A crash forgets less than is written meanwhile.
+const STORED_EVERY: Span = Span::from_secs(600);
+/// Uses of disks that are remembered, at most.
+const USES: usize = 4096;
+/// The largest file that is read.
+const MOST: usize = 4096;
+
+/// See the module.
+pub(crate) struct Budgets {
+    folder: PathBuf,
+    /// By cache. None: it has no budget.
+    table: Mutex<BTreeMap<Name, Option<Spending>>>,
+}
+
+struct Spending {
+    cache: Uuid,
+    devices: u64,
+    budget: Budget,
+    /// What each use of a disk had written on all devices, when that was reported last.
+    seen: BTreeMap<u64, u64>,
+    stored_at: Time,
+}
+
+/// What a cache may still write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Left {
+    /// Bytes of each device; negative: too many were written.
+    pub(crate) bytes: i64,
+    /// Whether nothing more is to enter the cache.
+    pub(crate) is_spent: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Stored {
+    cache: Uuid,
+    left_bytes: i64,
+    at_unix_s: u64,
+}
+
+impl Budgets {
+    pub(super) fn new(folder: &Path) -> Budgets {
+        Budgets {
+            folder: folder.to_owned(),
+            table: Mutex::default(),
+        }
+    }
+
+    /// What disks have written on all devices, each use by its number, since it began. Returns what is left, if the cache has a
+    /// budget, and whether it is spent now and was not, or the other way round. `record` is asked for once.
+    pub(crate) fn spend(
+        &self,
+        name: &Name,
+        written: &[(u64, u64)],
+        now: Time,
+        record: impl FnOnce() -> Option<Record>,
+    ) -> Option<(Left, bool)> {
+        let mut table = locked(&self.table);
+        let spending = match table.get_mut(name) {
+            Some(known) => known.as_mut()?,
+            None => {
+                let record = record()?;
+                let spending = self.load(name, &record, now);
+                table.entry(name.clone()).or_insert(spending).as_mut()?
+            }
+        };
+        let mut more = 0;
+        for (attachment, bytes) in written {
+            let before = spending.seen.get(attachment).copied().unwrap_or(0);
+            more += bytes.saturating_sub(before);
+        }
+        if spending.seen.len() > USES {
+            spending
+                .seen
+                .retain(|one, _| written.iter().any(|(other, _)| one == other));
+        }
+        // One whose report is late is not counted twice.
+        spending.seen.extend(written.iter().copied());
+        let was_spent = spending.budget.is_spent();
+        let is_spent = spending.budget.spend(now, more / spending.devices.max(1));
+        let is_changed = is_spent != was_spent;
+        if is_changed || now.since(spending.stored_at) >= STORED_EVERY {
+            spending.stored_at = now;
+            self.store(name, spending);
+        }
+        let bytes = spending.budget.left();
+        Some((Left { bytes, is_spent }, is_changed))
+    }
+
+    /// What is left.
+    pub(crate) fn left(&self, name: &Name, record: &Record, now: Time) -> Option<Left> {
+        let left = self.spend(name, &[], now, || Some(record.clone()));
+        left.map(|(left, _)| left)
+    }
+
+    /// Whether nothing more is to enter a cache.
+    pub(crate) fn is_spent(&self, name: &Name) -> bool {
+        let table = locked(&self.table);
+        let spending = table.get(name).and_then(Option::as_ref);
+        spending.is_some_and(|spending| spending.budget.is_spent())
+    }
+
+    /// A cache is created, or removed.
+    pub(super) fn forget(&self, name: &Name) {
+        locked(&self.table).remove(name);
+        // It is of no other cache.
+        let _ = fs::remove_file(self.file(name));
+    }
+
+    /// Stores what is left of all: the daemon stops.
+    pub(crate) fn store_all(&self) {
+        for (name, spending) in &*locked(&self.table) {
+            if let Some(spending) = spending {
+                self.store(name, spending);
+            }
+        }
+    }
+
+    fn load(&self, name: &Name, record: &Record, now: Time) -> Option<Spending> {
+        let per_day = record.budget()?;
+        let stored = files::read(&self.file(name), MOST).ok();
+        let stored = stored.and_then(|bytes| String::from_utf8(bytes).ok());
+        let stored = stored.and_then(|text| toml::from_str::<Stored>(&text).ok());
+        let budget = match stored.filter(|stored| stored.cache == record.uuid) {
+            None => Budget::full(per_day, now),
+            Some(stored) => {
+                let mut budget = Budget::new(per_day, stored.left_bytes, now);
+                let passed = unix_s().saturating_sub(stored.at_unix_s);
+                budget.fill(Span::from_secs(passed));
+                budget
+            }
+        };
+        Some(Spending {
+            cache: record.uuid,
+            devices: record.devices.len() as u64,
+            budget,
+            seen: BTreeMap::new(),
+            stored_at: now,
+        })
+    }
+
+    fn store(&self, name: &Name, spending: &Spending) {
+        let stored = Stored {
+            cache: spending.cache,
+            left_bytes: spending.budget.left(),
+            at_unix_s: unix_s(),
+        };
+        let text = toml::to_string(&stored).unwrap_or_default();
+        if let Err(error) = files::replace(&self.file(name), text.as_bytes()) {
+            tracing::warn!(cache = %name, %error, "what is left of its write budget is not stored");
+        }
+    }
+
+    fn file(&self, name: &Name) -> PathBuf {
+        self.folder.join(format!("{name}.budget"))
+    }
+}
+
+/// Seconds since 1970, of this host's clock.
+fn unix_s() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidegate_api::cache::{CacheCreate, CacheData};
+
+    const DAY: u64 = 64 << 20;
+
+    fn record(devices: &[&str]) -> Record {
+        let order = CacheCreate {
+            name: "fast".parse().unwrap(),
+            devices: devices.iter().map(PathBuf::from).collect(),
+            size_bytes: None,
+            endurance_dwpd: Some(1.0),
+            data: CacheData::Keep,
+        };
+        Record::new(Uuid::from_random([7; 16]), DAY, 1 << 20, &order)
+    }
+
+    fn at(seconds: u64) -> Time {
+        Time::ZERO + Span::from_secs(seconds)
+    }
+
+    #[test]
+    fn each_use_of_a_disk_counts_from_its_beginning_and_per_device() {
+        let folder = tempfile::tempdir().unwrap();
+        let budgets = Budgets::new(folder.path());
+        let name: Name = "fast".parse().unwrap();
+        let spend = |written: &[(u64, u64)]| {
+            let left = budgets.spend(&name, written, at(0), || Some(record(&["a", "b"])));
+            let (left, is_changed) = left.unwrap();
+            (left.bytes, left.is_spent, is_changed)
+        };
+        let day = i64::try_from(DAY).unwrap();
+        assert_eq!(spend(&[(1, 2000)]), (day - 1000, false, false));
+        assert_eq!(spend(&[(1, 2000), (2, 600)]), (day - 1300, false, false));
+        // The first one was detached, and comes again.
+        assert_eq!(spend(&[(2, 600)]), (day - 1300, false, false));
+        assert_eq!(spend(&[(2, 600), (3, 2 * DAY)]), (-1300, true, true));
+        assert!(budgets.is_spent(&name));
+        assert_eq!(spend(&[(2, 600), (3, 2 * DAY)]), (-1300, true, false));
+    }
+
+    #[test]
+    fn a_restart_does_not_renew_a_budget_and_another_cache_has_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let name: Name = "fast".parse().unwrap();
+        let left =
+            |budgets: &Budgets, record: &Record| budgets.left(&name, record, at(0)).unwrap().bytes;
+        let first = record(&["a"]);
+        let budgets = Budgets::new(folder.path());
+        budgets.spend(&name, &[(1, DAY)], at(0), || Some(first.clone()));
+        let budgets = Budgets::new(folder.path());
+        // A clock of seconds has gone on a bit.
+        let day = i64::try_from(DAY).unwrap();
+        assert!((0..day / 2).contains(&left(&budgets, &first)));
+        let mut other = first.clone();
+        other.uuid = Uuid::from_random([8; 16]);
+        budgets.forget(&name);
+        assert_eq!(left(&budgets, &other), day);
+    }
+}

@@ -1,0 +1,101 @@
+//! Admission to disks' flash caches: by the disk's mode, and by what is left of the cache's write budget.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_api::cache::FlashMode;
+use tidegate_api::events::Happening;
+use tidegate_api::name::Name;
+use tidegate_core::layout::cache::Admission;
+use tidegate_core::layout::{CacheReport, LayoutOrder};
+
+use super::DiskService;
+use crate::caches::Left;
+use crate::disks::attached::Attached;
+use crate::os_error::{self, Outcome};
+
+/// How often what was written is counted. So much more than the budget may be written.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// Keeps caches to their write budgets, until it is dropped.
+pub(crate) async fn keep_budgets(disk_service: Arc<DiskService>) {
+    loop {
+        tokio::time::sleep(EVERY).await;
+        let counting = Arc::clone(&disk_service);
+        let counted = os_error::blocking(move || {
+            counting.count_writes();
+            Ok(())
+        });
+        // It is tried again.
+        let _ = counted.await;
+    }
+}
+
+impl DiskService {
+    /// Counts what was written to caches, and has them keep to their budgets.
+    pub(in super::super) fn count_writes(&self) {
+        let mut caches: BTreeMap<Name, Vec<(Arc<Attached>, u64, CacheReport)>> = BTreeMap::new();
+        for live in self.live.all() {
+            if let Some(using) = live.cache().filter(|using| !using.is_given_up)
+                && let Some(report) = live.cache_report()
+            {
+                let disks = caches.entry(using.cache).or_default();
+                disks.push((live, using.attachment, report));
+            }
+        }
+        for (cache, disks) in caches {
+            let written = disks
+                .iter()
+                .map(|(_, number, report)| (*number, report.flash_bytes));
+            let written: Vec<_> = written.collect();
+            let record = || self.caches.record(&cache).ok();
+            let now = tidegate_engine::now();
+            let left = self.caches.budgets.spend(&cache, &written, now, record);
+            if let Some((left, true)) = left {
+                self.say_budget(&cache, left);
+            }
+            for (live, _, _) in &disks {
+                if let Err(problem) = self.admit_to_cache(live) {
+                    tracing::warn!(disk = %live.name(), %cache, %problem, "a cache does not keep to its write budget yet");
+                }
+            }
+        }
+    }
+
+    /// Stores what the caches may still write.
+    pub(crate) fn store_budgets(&self) {
+        self.caches.budgets.store_all();
+    }
+
+    /// The budget of a cache is used up, or not any more.
+    fn say_budget(&self, cache: &Name, left: Left) {
+        let record = self.caches.record(cache).ok();
+        let name = cache.clone();
+        let happening = match left.is_spent {
+            true => Happening::CacheBudgetSpent {
+                cache: name,
+                budget_bytes_per_day: record.and_then(|record| record.budget()).unwrap_or(0),
+            },
+            false => Happening::CacheBudgetBack { cache: name },
+        };
+        self.notices.add_of_cache(cache, happening);
+    }
+
+    /// Lets enter the cache of an attached disk what may enter it now.
+    pub(super) fn admit_to_cache(&self, live: &Attached) -> Outcome<()> {
+        let flash = live.descriptor().and_then(|descriptor| descriptor.flash);
+        let (Some(flash), Some(report)) = (flash, live.cache_report()) else {
+            return Ok(());
+        };
+        let admission = match flash.mode {
+            _ if self.caches.budgets.is_spent(&flash.cache) => Admission::Nothing,
+            FlashMode::WriteAround => Admission::Reads,
+            FlashMode::WriteThrough | FlashMode::WriteBack | FlashMode::Off => Admission::All,
+        };
+        match report.in_use && report.admission != admission {
+            true => live.order(LayoutOrder::CacheAdmission(admission)),
+            false => Ok(()),
+        }
+    }
+}
