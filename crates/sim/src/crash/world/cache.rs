@@ -6,6 +6,7 @@ use super::{DISK, World};
 use crate::crash::SECTOR;
 use crate::crash::choice::Choose;
 use crate::crash::shape::{CHUNK, DATA, JOURNAL, Shape, Use};
+use tidegate_core::block::BLOCK;
 use tidegate_core::effect::Effect;
 use tidegate_core::layout::cache::CacheMode;
 use tidegate_core::layout::{CacheReport, LayoutOrder, Target};
@@ -161,6 +162,9 @@ impl World {
     pub fn plug(&mut self, choices: &mut dyn Choose) {
         let flash = self.flash_targets();
         let count = u32::try_from(flash.len()).expect("few");
+        if count == 2 && choices.choose(3) == 1 {
+            return self.decay_and_crash(choices);
+        }
         if self.unplugged == 0 {
             let target = flash.start + choices.choose(count.max(1)) as usize;
             self.note(|| format!("store {target} is unplugged"));
@@ -172,6 +176,35 @@ impl World {
         self.unplugged = 0;
         if choices.choose(2) == 1 && self.has_cache() {
             self.order_now(LayoutOrder::Rebuild(Target(back)));
+        }
+    }
+
+    /// A block of a device's headers or journal decays, and then the host crashes. The other device has everything: nothing
+    /// is lost. What nobody has overwritten is as it was from then on, so that it does not meet another fault.
+    pub fn decay_and_crash(&mut self, choices: &mut dyn Choose) {
+        let flash = self.flash_targets();
+        let report = self.cache();
+        let whole = report.is_some_and(|cache| cache.devices == 0b11 && !cache.resyncing);
+        if !whole || !self.has_cache() || (self.away | self.unplugged) != 0 {
+            return;
+        }
+        let target = flash.start + choices.choose(2) as usize;
+        let blocks = u32::try_from(CHUNK / BLOCK as u64).expect("few");
+        let block = u64::from(JOURNAL) * CHUNK + u64::from(choices.choose(blocks)) * BLOCK as u64;
+        let (mut whole, mut decayed) = ([0; BLOCK], [0; BLOCK]);
+        self.stores[target].read(block, &mut whole);
+        self.damage(target, block / SECTOR as u64);
+        self.stores[target].read(block, &mut decayed);
+        self.crash_again(choices);
+        self.note_fault(1 << target);
+        self.finish();
+        if self.opened != Some(Ok(())) && self.breach.is_none() {
+            self.fail(format!("one decayed block: {:?}", self.opened));
+        }
+        let mut now = [0; BLOCK];
+        self.stores[target].read(block, &mut now);
+        if now == decayed {
+            self.stores[target].write(block, &whole, true);
         }
     }
 
