@@ -6,6 +6,7 @@ import { clock } from "./words.js";
 import { HostPage } from "./host.js";
 import { DatastorePage } from "./datastore.js";
 import { DiskPage } from "./disk.js";
+import { CachesPage } from "./caches.js";
 import { EventsPage } from "./events.js";
 
 const main = document.getElementById("page");
@@ -17,11 +18,12 @@ const help = document.getElementById("help");
 let page = null;
 let place = { kind: "host", name: null };
 let datastores = [];
+let caches = 0;
 let unread = 0;
 
 function where() {
   const [kind, name] = location.hash.replace(/^#\/?/, "").split("/");
-  const known = { "": "host", datastore: "datastore", disk: "disk", events: "events" };
+  const known = { "": "host", datastore: "datastore", disk: "disk", caches: "caches", events: "events" };
   return { kind: known[kind] || "host", name: name ? decodeURIComponent(name) : null };
 }
 
@@ -30,9 +32,9 @@ function open() {
   page?.close();
   main.replaceChildren();
   live.look(place.kind === "disk" ? place.name : null);
-  const pages = { host: HostPage, datastore: DatastorePage, disk: DiskPage, events: EventsPage };
+  const pages = { host: HostPage, datastore: DatastorePage, disk: DiskPage, caches: CachesPage, events: EventsPage };
   page = new pages[place.kind](main, place.name);
-  document.title = `${place.name || { host: "Host", events: "Events" }[place.kind]} · Tidegate`;
+  document.title = `${place.name || { host: "Host", caches: "Flash caches", events: "Events" }[place.kind]} · Tidegate`;
   if (place.kind === "events") unread = 0;
   tellPages();
   scrollTo(0, 0);
@@ -44,6 +46,7 @@ function tellPages() {
   const shown = [
     link("Host", "#/", place.kind === "host"),
     ...datastores.map((name) => link(name, `#/datastore/${encodeURIComponent(name)}`, place.kind === "datastore" && place.name === name)),
+    (caches > 0 || place.kind === "caches") && link("Flash caches", "#/caches", place.kind === "caches"),
     place.kind === "disk" && link(place.name, location.hash, true),
     link(unread ? `Events (${unread})` : "Events", "#/events", place.kind === "events"),
   ].filter(Boolean);
@@ -59,6 +62,7 @@ async function learnDatastores() {
   try {
     const list = await ask("GET", "/v1/datastores");
     datastores = list.datastores.map((one) => one.name);
+    caches = (await ask("GET", "/v1/caches")).caches.length;
     tellPages();
   } catch {
     // The banner says that the daemon does not answer.
@@ -121,6 +125,7 @@ function key(event) {
     "?": () => help.showModal(),
     h: () => { location.hash = "#/"; },
     e: () => { location.hash = "#/events"; },
+    c: () => { location.hash = "#/caches"; },
     d: () => {
       const at = place.kind === "datastore" ? datastores.indexOf(place.name) : -1;
       if (datastores.length) location.hash = `#/datastore/${encodeURIComponent(datastores[(at + 1) % datastores.length])}`;

@@ -129,7 +129,7 @@ export class DiskPage {
       const reads = at.hits_total + at.misses_total;
       lines.push(`${bytes(at.size_bytes - at.free_bytes)} of ${bytes(at.size_bytes)} used, on ${count(at.devices)} ${at.devices === 1 ? "device" : "devices"}`);
       lines.push(reads ? `${percent(at.hits_total / reads)} of ${count(reads)} page reads hit since it was attached` : "no reads yet");
-      lines.push(`${bytes(at.dirty_bytes)} only on flash, ${bytes(at.flash_written_bytes_total)} written to flash`);
+      lines.push(`${bytes(at.dirty_bytes)} only on flash${at.dirty_age_s == null ? "" : ` (for ${span(at.dirty_age_s)})`}, ${bytes(at.flash_written_bytes_total)} written to flash`);
     } else if (flash.has_dirty) {
       lines.push("some writes are only on flash");
     }

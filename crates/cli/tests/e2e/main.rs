@@ -13,6 +13,7 @@ mod changes;
 mod crash;
 mod curve;
 mod dashboard;
+mod dashboard_caches;
 mod dashboard_form;
 mod dashboard_hosts;
 mod dashboard_live;
