@@ -57,6 +57,7 @@ mod age;
 pub mod area;
 mod around;
 pub mod blocks;
+pub mod broker;
 pub mod budget;
 mod clean;
 mod fill;

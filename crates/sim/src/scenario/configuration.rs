@@ -5,6 +5,7 @@
 use super::raw::RawConfiguration;
 use super::{Scenario, ScenarioError, Variant, datastore, wrong};
 use tidegate_core::layout::cache::policy::Params;
+use tidegate_core::units::Span;
 use tidegate_model::ArraySpec;
 
 /// An array with or without a cache in front of it.
@@ -21,8 +22,10 @@ pub struct Configuration {
 /// The caches of all cached disks together. Each host has its part on two devices that have the same bytes.
 #[derive(Clone, Debug)]
 pub struct FlashCache {
-    /// Bytes for all cached disks that are active. They have equal parts.
+    /// Bytes for all cached disks that are active. They have equal parts at first.
     pub size: u64,
+    /// How often a host's disks get other parts.
+    pub broker: Option<Span>,
     /// Each of a host's two devices.
     pub flash: ArraySpec,
     /// The policy that is always used; `None` for what the product uses.
@@ -66,8 +69,8 @@ fn cache(raw: &RawConfiguration) -> Result<Option<FlashCache>, ScenarioError> {
         return wrong(format!("a cache's policy is one of {names}, not `{word}`"));
     };
     let Some(size) = raw.cache else {
-        return match (&raw.flash, &raw.policy) {
-            (None, None) => Ok(None),
+        return match (&raw.flash, &raw.policy, &raw.broker) {
+            (None, None, None) => Ok(None),
             _ => wrong(format!("configuration `{}` needs `cache`", raw.name)),
         };
     };
@@ -77,6 +80,7 @@ fn cache(raw: &RawConfiguration) -> Result<Option<FlashCache>, ScenarioError> {
     };
     Ok(Some(FlashCache {
         size: size.0,
+        broker: raw.broker.map(|span| span.0),
         flash,
         policy: *policy,
     }))

@@ -51,6 +51,8 @@ pub(crate) struct RawConfiguration {
     pub(crate) cache: Option<Size>,
     /// Each half of every host's mirrored flash. Default: `ssd`.
     pub(crate) flash: Option<RawArray>,
+    /// How often the broker of each host gives disks other parts of the flash. Default: never.
+    pub(crate) broker: Option<Length>,
     /// What the cache keeps: `auto` (the default), or a policy that is always used.
     pub(crate) policy: Option<String>,
 }

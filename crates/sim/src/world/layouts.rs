@@ -18,11 +18,13 @@
 //!   governor of each datastore <──counters, orders──> shards of a host
 //! ```
 
+mod broker;
 mod cached;
 mod host;
 mod io_path;
 mod schedule;
 
+use self::broker::Part;
 use self::host::Host;
 use super::{DRAINED, REPAIRED, Run};
 use crate::control::SlotIo;
@@ -61,6 +63,8 @@ enum Event {
     Joins(usize),
     /// A bin ends.
     Sample,
+    /// The brokers of flash look at their disks.
+    Broker,
     /// The scenario ends. Every disk must still be served.
     Ends,
     /// Guests stop.
@@ -93,6 +97,8 @@ struct Disk {
     attached: bool,
     /// Where its part of the flash begins on each of its host's devices, if it has one.
     flash: Option<u64>,
+    /// How large that part is, if a broker changes it.
+    part: Option<Part>,
     /// Requests that were not answered.
     pending: Vec<IoId>,
 }
@@ -237,6 +243,7 @@ impl<'a> World<'a> {
                 removed: 0,
                 attached: false,
                 flash: None,
+                part: None,
                 pending: Vec::new(),
             });
         }
@@ -284,6 +291,9 @@ impl<'a> World<'a> {
         }
         let ends = self.scenario.ends();
         self.queue.put(Time::ZERO + BIN, Event::Sample);
+        if self.cache().is_some_and(|cache| cache.broker.is_some()) {
+            self.queue.put(Time::ZERO + BIN, Event::Broker);
+        }
         self.queue.put(ends, Event::Ends);
         self.queue.put(ends + REPAIRED, Event::Stop);
         self.queue.put(ends + REPAIRED + DRAINED, Event::End);
@@ -346,6 +356,7 @@ impl<'a> World<'a> {
             Event::Phase(phase) => self.begin_phase(phase),
             Event::Joins(host) => self.join(host),
             Event::Sample => self.sample(),
+            Event::Broker => self.broker_turn(),
             Event::Ends => self.scenario_ends(),
             Event::Stop => self.disks.iter_mut().for_each(|disk| disk.guest.stop()),
             Event::End => {

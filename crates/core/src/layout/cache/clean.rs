@@ -26,9 +26,9 @@ const TOGETHER: usize = 16;
 const TOGETHER_BUSY: usize = 4;
 /// Above so many tenths of the slots, dirty pages are cleaned whatever their age. Origin: chosen by the scenario `flash-cache`.
 /// At four tenths, pages that are written all the time are cleaned in vain.
-const HIGH: usize = 6;
+const HIGH: usize = 8;
 /// Above so many tenths, writes of other pages go past the cache.
-const MOST: usize = 7;
+const MOST: usize = 9;
 /// Of those that are cleaned at [`HIGH`], the ones that are used often are passed over, but only so many in a row.
 const PASSED_OVER: usize = 32;
 /// After so many pages the disk is flushed.

@@ -16,8 +16,8 @@ use crate::request::{Data, Flags, Op, Outcome};
 
 /// Pages that are joined at once. Origin: as many as are filled at once.
 const TOGETHER: u32 = 4;
-/// One slot in so many may be a second one. Origin: chosen. Fewer cost more writes to flash, more cost hits.
-const SECOND: u32 = 16;
+/// One slot in so many may be a second one. Origin: decision 0032. Fewer cost more writes to flash, more cost hits.
+const SECOND: u32 = 64;
 /// While one slot in so many is free, second ones cost nothing.
 const SPARE: u32 = 16;
 /// Of so many pages the one with the fewest blocks to move is taken.

@@ -15,7 +15,7 @@ use crate::units::{Span, Time};
 use alloc::boxed::Box;
 
 /// Slots that are kept free: one in so many.
-const FREE: u32 = 64;
+const FREE: u32 = 256;
 /// And at most so many.
 const FREE_MOST: u32 = 64;
 /// A write that is longer goes past the cache. Origin: chosen; it is sequential.

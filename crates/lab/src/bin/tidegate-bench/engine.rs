@@ -12,8 +12,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tidegate_core::governor::{self, Kind, Threshold};
 use tidegate_core::iocontrol::{DiskKey, Mode, Policy};
-use tidegate_core::layout::LayoutSpec;
+use tidegate_core::layout::cache::CacheMode;
 use tidegate_core::layout::cache::area::Area;
+use tidegate_core::layout::{LayoutOrder, LayoutSpec};
 use tidegate_core::units::Span;
 use tidegate_engine::control::{self, UnderControl};
 use tidegate_engine::datastore::{memory, null};
@@ -44,13 +45,15 @@ pub(crate) enum Place {
     Memory,
     /// In memory, with a flash cache in memory that has room for all of it, and is of an ordinary size.
     Cached,
+    /// The same in write-back mode.
+    WriteBack,
 }
 
 /// Serves an empty disk at each of `sockets`, all on one I/O thread that does not poll.
 pub(crate) fn serve(sockets: &[PathBuf], place: Place, control: Control) -> Result<()> {
     let size = match place {
         Place::Null => peers::NULL_SIZE,
-        Place::Memory | Place::Cached => MEMORY_SIZE,
+        Place::Memory | Place::Cached | Place::WriteBack => MEMORY_SIZE,
     };
     let engine = Engine::start(&Settings {
         threads: 1,
@@ -88,12 +91,17 @@ pub(crate) fn serve(sockets: &[PathBuf], place: Place, control: Control) -> Resu
         let disk = match place {
             Place::Null => engine.attach(spec, null::open(size)),
             Place::Memory => engine.attach(spec, memory::open(size)?),
-            Place::Cached => {
+            Place::Cached | Place::WriteBack => {
                 let members = vec![Some(memory::open(size)?)];
                 engine.attach_cached(spec, members, flash()?, PATIENCE)
             }
         };
         let disk = disk.context("cannot attach a disk")?;
+        if place == Place::WriteBack {
+            let order = LayoutOrder::CacheMode(CacheMode::WriteBack);
+            disk.order_layout(order)
+                .context("the cache does not change its mode")?;
+        }
         let listener = UnixListener::bind(socket)
             .with_context(|| format!("cannot make {}", socket.display()))?;
         disks.push((disk, listener));

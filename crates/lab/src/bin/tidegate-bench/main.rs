@@ -76,6 +76,9 @@ enum Verb {
         /// Poll instead of sleeping: no wake-up is in the way
         #[arg(long)]
         poll: bool,
+        /// Write instead of reading
+        #[arg(long)]
+        writes: bool,
     },
 }
 
@@ -120,13 +123,17 @@ fn run(verb: Verb) -> Result<bool> {
             seconds,
             cpu,
             poll,
+            writes,
         } => {
             server::pin(cpu)?;
             let until = Until::Time(Duration::ZERO, Duration::from_secs(seconds));
-            let ask = Ask {
+            let mut ask = Ask {
                 wait: if poll { Wait::Poll } else { Wait::Sleep },
                 ..Ask::random_reads(depth)
             };
+            if writes {
+                ask.load.read_percent = 0;
+            }
             let (mut driver, mut sources) = measure::driver(&sockets, &ask)?;
             let tallies = driver.run(&mut sources, until, &mut |_| {})?;
             let all = Tally::sum(&tallies);

@@ -1,6 +1,6 @@
 //! Disks with a flash cache: their parts of the flash, and what counts as a hit.
 //!
-//! Each host has two flash devices that have the same bytes. Its cached disks have equal parts of them. When a phase changes
+//! Each host has two flash devices that have the same bytes. Its cached disks have equal parts of them at first. When a phase changes
 //! how many disks are active, all disks are detached and attached again, with other parts and empty caches. So a phase says
 //! what that many disks do with all of the flash.
 //!
@@ -10,6 +10,7 @@
 //!   were written there.
 
 use super::World;
+use super::broker::{CHUNK, Part};
 use crate::control::ours::id;
 use crate::scenario::{FlashCache, Scenario, Variant};
 use tidegate_core::layout::Target;
@@ -19,8 +20,6 @@ use tidegate_core::request::Op;
 use tidegate_core::shard::Event;
 use tidegate_model::ArraySpec;
 
-/// Bytes of a chunk of a flash device.
-const CHUNK: u64 = 1 << 20;
 /// Devices of each host.
 const DEVICES: usize = 2;
 
@@ -36,7 +35,7 @@ pub(super) fn devices<'a>(
 }
 
 impl World<'_> {
-    fn cache(&self) -> Option<&FlashCache> {
+    pub(super) fn cache(&self) -> Option<&FlashCache> {
         self.scenario.cache(self.variant)
     }
 
@@ -49,21 +48,30 @@ impl World<'_> {
     /// The cache that a disk gets now. It is empty.
     pub(super) fn cache_of(&mut self, disk: usize) -> Option<CacheSetup> {
         let (size, policy) = self.cache().map(|cache| (cache.size, cache.policy))?;
-        self.disks[disk].flash = None;
+        (self.disks[disk].flash, self.disks[disk].part) = (None, None);
         if !self.is_cached(disk) {
             return None;
         }
         let all = 0..self.disks.len();
         let parts = all.filter(|disk| self.is_cached(*disk)).count() as u64;
         let chunks = u32::try_from(size / parts / CHUNK).unwrap_or(u32::MAX);
-        let area = Area::new(CHUNK, (0..chunks).collect());
-        let Some(area) = area else {
+        let most = u32::try_from(size / CHUNK).unwrap_or(u32::MAX);
+        let Some((area, journal)) = self.area(chunks, most) else {
             let message = format!("a part of {chunks} MiB is too small for a cache");
             self.invariants.breach(self.now, message);
             return None;
         };
         let plan = &self.scenario.disks[disk];
-        self.disks[disk].flash = Some(disk as u64 * u64::from(chunks) * CHUNK);
+        self.disks[disk].flash = Some(disk as u64 * u64::from(most) * CHUNK);
+        let pages = chunks - journal;
+        self.disks[disk].part = Some(Part {
+            journal,
+            chunks: pages,
+            shrinks: false,
+            accesses: 0,
+            planned: None,
+        });
+        self.hosts[plan.host].flash_chunks += pages;
         // What an earlier phase has left there is of another cache.
         let members = plan.members.len();
         self.blocks
@@ -82,6 +90,16 @@ impl World<'_> {
             without: 0,
             policy,
         })
+    }
+
+    /// A part of so many chunks, and how many the journal has. A part that a broker may enlarge has the journal for the most.
+    fn area(&self, chunks: u32, most: u32) -> Option<(Area, u32)> {
+        let grows = self.cache().is_some_and(|cache| cache.broker.is_some());
+        let largest = if grows { most } else { chunks };
+        let journal = Area::journal_chunks(CHUNK, largest as usize)?;
+        let journal = u32::try_from(journal).ok().filter(|own| *own < chunks)?;
+        let area = Area::of(CHUNK, (0..journal).collect(), (journal..chunks).collect())?;
+        Some((area, journal))
     }
 
     /// The array of a target, and where the target begins on it.
@@ -158,6 +176,7 @@ impl World<'_> {
             return;
         }
         self.reattaches = false;
+        self.hosts.iter_mut().for_each(|host| host.flash_chunks = 0);
         for disk in 0..self.disks.len() {
             self.attach(disk);
         }

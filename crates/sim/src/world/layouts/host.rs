@@ -31,6 +31,8 @@ pub(super) struct Host {
     /// By datastore; empty without control.
     pub(super) governors: Vec<Governor>,
     pub(super) in_flight: u64,
+    /// Chunks of flash for the pages of its cached disks together.
+    pub(super) flash_chunks: u32,
 }
 
 /// An I/O thread.
@@ -113,6 +115,7 @@ impl Host {
             threads,
             governors,
             in_flight: 0,
+            flash_chunks: 0,
         }
     }
 }
