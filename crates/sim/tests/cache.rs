@@ -1,8 +1,8 @@
 //! The flash cache through crashes: short workloads in every order, and random runs, in each mode and on one or two devices.
 
 use tidegate_core::filter::FilterSpec;
-use tidegate_core::layout::cache::CacheMode;
 use tidegate_core::layout::cache::blocks::Header;
+use tidegate_core::layout::cache::{Admission, CacheMode};
 use tidegate_core::layout::{LayoutNotice, LayoutOrder, Refusal, Target};
 use tidegate_core::request::{Fault, Flags, Op};
 use tidegate_sim::crash::choice::RecordedChoices;
@@ -92,13 +92,14 @@ fn short_workloads_of_a_cached_disk_hold_in_every_order() {
 }
 
 /// What an administrator does to a cache, and time.
-fn acts() -> [Act; 10] {
+fn acts() -> [Act; 11] {
     [
         Act::ChangeMode,
         Act::Order(LayoutOrder::CleanCache),
         Act::Order(LayoutOrder::Drop(Target(2))),
         Act::Order(LayoutOrder::Rebuild(Target(2))),
         Act::Order(LayoutOrder::Replace(Target(1))),
+        Act::Order(LayoutOrder::CacheAdmission(Admission::Reads)),
         Act::GrowCache,
         Act::ShrinkCache,
         Act::Resize,
@@ -121,7 +122,7 @@ fn a_cached_disk_keeps_its_promises_in_sampled_runs_of_three_acts() {
             let trace = failure.trace.join("\n");
             panic!("{mode:?}: {}\n{trace}", failure.what);
         }
-        assert_eq!(found.workloads, 17 + 17 * 17 + 17 * 17 * 17);
+        assert_eq!(found.workloads, 18 + 18 * 18 + 18 * 18 * 18);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use tidegate_core::curve::{Curve, Of, PAGE, Sampler};
+use tidegate_core::curve::{Of, PAGE, Sampler};
 use tidegate_core::request::Op;
 use tidegate_sim::cache_policies::requests::{Request, load};
 use tidegate_sim::cache_policies::workloads;

@@ -8,7 +8,7 @@ use crate::crash::choice::Choose;
 use crate::crash::shape::{CHUNK, DATA, JOURNAL, Shape, Use};
 use tidegate_core::block::BLOCK;
 use tidegate_core::effect::Effect;
-use tidegate_core::layout::cache::CacheMode;
+use tidegate_core::layout::cache::{Admission, CacheMode};
 use tidegate_core::layout::{CacheReport, LayoutOrder, Target};
 
 impl World {
@@ -158,12 +158,19 @@ impl World {
         }
     }
 
-    /// A device of the cache is unplugged: its I/Os fail. Or the one that was unplugged is back, and perhaps filled again.
+    /// A device of the cache is unplugged: its I/Os fail. Or the one that was unplugged is back, and perhaps filled again. Or
+    /// its headers or its journal decay, or something else may enter the cache.
     pub fn plug(&mut self, choices: &mut dyn Choose) {
         let flash = self.flash_targets();
         let count = u32::try_from(flash.len()).expect("few");
-        if count == 2 && choices.choose(3) == 1 {
-            return self.decay_and_crash(choices);
+        match choices.choose(6) {
+            0 | 1 if count == 2 => return self.decay_and_crash(choices),
+            2 if self.has_cache() => {
+                let all = [Admission::All, Admission::Reads, Admission::Nothing];
+                let admission = all[choices.choose(3) as usize];
+                return self.order_now(LayoutOrder::CacheAdmission(admission));
+            }
+            _ => {}
         }
         if self.unplugged == 0 {
             let target = flash.start + choices.choose(count.max(1)) as usize;
