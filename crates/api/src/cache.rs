@@ -71,9 +71,47 @@ pub struct CachedDisk {
     pub disk: Name,
     /// Its part of the cache in bytes.
     pub size_bytes: u64,
+    /// The part that it is to have, if the cache has been divided since the disk was attached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<CacheTarget>,
     /// The cache at work, if the disk is attached with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_work: Option<CacheCounts>,
+}
+
+/// How large a disk's part of a cache is to be, and what that comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct CacheTarget {
+    /// Its size in bytes. The part becomes as large step by step.
+    pub size_bytes: u64,
+    /// Why it is that large.
+    pub reason: TargetReason,
+    /// Reads and writes of the disk in a second, each on one page of 64 KiB, in about the last hour.
+    pub accesses_per_s: f64,
+    /// The disk's shares.
+    pub shares: u32,
+    /// What the part that the disk has would miss of them, by its miss-ratio curve; absent if that is not known yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub miss_ratio: Option<f64>,
+    /// What one of the target's size would miss.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target_miss_ratio: Option<f64>,
+}
+
+/// Why a disk's part of a cache is to be as large as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum TargetReason {
+    /// More would add fewer hits than elsewhere.
+    Hits,
+    /// The disk's curve is not known yet: it has its share.
+    Shares,
+    /// The least: more would add no hits, or more hits elsewhere.
+    Minimum,
+    /// The disk may have no more.
+    Maximum,
+    /// What it gains from, and a share of what no disk gains from.
+    Rest,
 }
 
 /// What a disk's flash cache has done since the disk was attached.

@@ -28,6 +28,8 @@ pub struct Config {
     pub host: HostConfig,
     /// I/O threads.
     pub io: IoConfig,
+    /// Flash caches.
+    pub caches: CachesConfig,
     /// The REST interface.
     pub api: ApiConfig,
     /// The NBD server.
@@ -65,6 +67,16 @@ pub struct IoConfig {
     /// each disk in use. Default: `true`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub curves: Option<bool>,
+}
+
+/// Flash caches.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct CachesConfig {
+    /// How often caches are divided among disks by miss-ratio curves and shares. `0` leaves the parts as they are. Default:
+    /// `60s`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub divide: Option<Span>,
 }
 
 /// The REST interface.

@@ -11,6 +11,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::cache::CacheTarget;
 use crate::name::Name;
 
 /// Something that happened.
@@ -264,6 +265,17 @@ pub enum Happening {
         /// The cache.
         cache: Name,
     },
+    /// A disk's part of a flash cache is to change: hits by its curve and shares are worth more elsewhere, or here.
+    CacheTarget {
+        /// The disk.
+        disk: Name,
+        /// The cache.
+        cache: Name,
+        /// The part that the disk has, in bytes.
+        part_bytes: u64,
+        /// The part that it is to have, and what that comes from.
+        target: CacheTarget,
+    },
     /// Events were lost because the queue was full.
     Missed {
         /// The number of lost events.
@@ -321,6 +333,7 @@ impl Happening {
             Happening::CacheDiscarded { .. } => "cache-discarded",
             Happening::CacheBudgetSpent { .. } => "cache-budget-spent",
             Happening::CacheBudgetBack { .. } => "cache-budget-back",
+            Happening::CacheTarget { .. } => "cache-target",
             Happening::Missed { .. } => "missed",
         }
     }

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueHint};
 use tidegate_api::cache::{
-    Cache as Answer, CacheCounts, CacheCreate, CacheData, CacheFlush, CacheList, CachedDisk,
+    Cache as Answer, CacheCounts, CacheCreate, CacheData, CacheFlush, CacheList, CacheTarget,
+    CachedDisk, TargetReason,
 };
 use tidegate_api::name::Name;
 use tidegate_api::routes;
@@ -242,6 +243,39 @@ fn devices(cache: &Answer) -> String {
 
 fn disk(disk: &CachedDisk) -> String {
     let size = figures::bytes(disk.size_bytes);
+    let line = used(disk, &size);
+    match &disk.target {
+        Some(target) => format!("{line}\n  {}", aim(target)),
+        None => line,
+    }
+}
+
+/// How large a disk's part is to be, and why.
+fn aim(target: &CacheTarget) -> String {
+    let why = match target.reason {
+        TargetReason::Hits => "more would add fewer hits than elsewhere",
+        TargetReason::Shares => "its share, its curve is not known yet",
+        TargetReason::Minimum => "the minimum, more would add no hits, or more elsewhere",
+        TargetReason::Maximum => "its maximum",
+        TargetReason::Rest => "what it gains from, and a share of the rest",
+    };
+    let misses = match (target.miss_ratio, target.target_miss_ratio) {
+        (Some(now), Some(then)) => format!(
+            ", misses {} now and {} then",
+            figures::percent(now),
+            figures::percent(then)
+        ),
+        _ => String::new(),
+    };
+    format!(
+        "target {}: {why} ({} accesses/s, {} shares{misses})",
+        figures::bytes(target.size_bytes),
+        figures::count(target.accesses_per_s),
+        target.shares
+    )
+}
+
+fn used(disk: &CachedDisk, size: &str) -> String {
     match &disk.at_work {
         None => format!("{}: {size}, not attached with it", disk.disk),
         Some(counts) => format!(

@@ -1,20 +1,25 @@
-//! The miss-ratio curve of a disk that is read in a known pattern, through REST, the command line and metrics.
+//! Miss-ratio curves of disks that are read in a known pattern, and a cache that is divided by them.
+//!
+//! They are read through REST, the command line and metrics.
+
+use std::fs;
+use std::time::Instant;
 
 use crate::support::daemon::Daemon;
 use crate::support::place::Place;
-use crate::support::program::nbdsh_on;
+use crate::support::program::{PATIENCE, nbdsh_on};
 
 const MIB: f64 = 1_048_576.0;
 
-/// Reads one block of each of 1,024 pages, which are 64 MiB, in order, again and again.
-fn read_rounds(uri: &str, rounds: u32) {
+/// Reads one block of each of so many pages, in order, again and again.
+fn read_pages(uri: &str, pages: u32, rounds: u32) {
     let script = format!(
         "
 import nbd
-for page in range({rounds} * 1024):
+for page in range({rounds} * {pages}):
     while h.aio_in_flight() >= 16:
         h.poll(-1)
-    h.aio_pread(nbd.Buffer(4096), page % 1024 * 65536, completion=lambda error: 1)
+    h.aio_pread(nbd.Buffer(4096), page % {pages} * 65536, completion=lambda error: 1)
 while h.aio_in_flight() > 0:
     h.poll(-1)
 "
@@ -55,10 +60,11 @@ fn the_knee_of_a_curve_lies_at_the_size_of_the_working_set() {
     let uri = daemon.nbd_uri("web1");
     let early = daemon.run(&["disk", "curve", "web1"]);
     assert!(early.contains("nothing was read or written"), "{early}");
-    read_rounds(&uri, 2);
+    // 64 MiB.
+    read_pages(&uri, 1024, 2);
     let early = daemon.run(&["disk", "curve", "web1", "-o", "json"]);
     assert!(early.contains("few-accesses"), "{early}");
-    read_rounds(&uri, 20);
+    read_pages(&uri, 1024, 20);
 
     let json = daemon.run(&["disk", "curve", "web1", "-o", "json"]);
     assert!(json.contains("\"enough\""), "{json}");
@@ -82,5 +88,51 @@ fn the_knee_of_a_curve_lies_at_the_size_of_the_working_set() {
         // One in a hundred of 64 MiB and even 16 of them are less than the smallest size.
         assert_eq!(is_there, name == "touched_bytes", "{name}\n{metrics}");
     }
+    assert!(daemon.stop("TERM").success());
+}
+
+#[test]
+fn a_cache_goes_to_the_disk_that_hits_more_with_it() {
+    let place = Place::new();
+    let root = place.join("root");
+    fs::create_dir_all(&root).expect("a root can be made");
+    let config = "[caches]\ndivide = \"20ms\"\n";
+    fs::write(root.join("tidegate.toml"), config).expect("a configuration can be written");
+    let daemon = Daemon::start(&place);
+    let device = place.join("flash").display().to_string();
+    daemon.run(&[
+        "cache", "create", "fast", "--device", &device, "--size", "64M",
+    ]);
+    for disk in ["loop", "scan"] {
+        daemon.run(&["disk", "create", disk, "--size", "1G", "--attach"]);
+        daemon.run(&["disk", "set", disk, "--cache", "fast"]);
+    }
+    let parts = || {
+        let cache = daemon.json(&["cache", "show", "fast"]);
+        let part = |nth: usize| cache["disks"][nth]["size_bytes"].as_u64().expect("a size") >> 20;
+        (part(0), part(1), cache)
+    };
+    let (of_loop, of_scan, cache) = parts();
+    assert!(of_loop < 40 && of_scan > 20, "equal shares: {cache}");
+    read_pages(&daemon.nbd_uri("scan"), 16_384, 1);
+    // 40 MiB.
+    read_pages(&daemon.nbd_uri("loop"), 640, 30);
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let (of_loop, of_scan, cache) = parts();
+        if (of_loop, of_scan) == (61, 2) {
+            let target = &cache["disks"][0]["target"];
+            let miss = target["target_miss_ratio"].as_f64().expect("a curve");
+            assert!(miss < 0.1 && target["reason"] == "rest", "{cache}");
+            assert_eq!(cache["disks"][1]["target"]["reason"], "minimum", "{cache}");
+            break;
+        }
+        assert!(Instant::now() < end, "{cache}");
+    }
+    let shown = daemon.run(&["cache", "show", "fast"]);
+    assert!(shown.contains("target 61MiB"), "{shown}");
+    let events = daemon.run(&["events"]);
+    let event = "the part of cache fast of disk loop is to grow";
+    assert!(events.contains(event), "{events}");
     assert!(daemon.stop("TERM").success());
 }

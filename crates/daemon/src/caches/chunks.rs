@@ -44,6 +44,8 @@ pub(crate) struct Wanted {
     /// The least and the most chunks, if the disk's settings say so.
     pub(crate) min: Option<usize>,
     pub(crate) max: Option<usize>,
+    /// What the cache's division gives it now, if there is one. Otherwise it gets its share.
+    pub(crate) planned: Option<usize>,
 }
 
 impl Part {
@@ -64,6 +66,7 @@ impl Wanted {
         let all = (others + u64::from(self.shares)).max(1);
         let fair = u64::from(chunks.saturating_sub(1)) * u64::from(self.shares) / all;
         let fair = usize::try_from(fair).unwrap_or(usize::MAX);
+        let fair = self.planned.unwrap_or(fair);
         let least = self.min.unwrap_or(FEWEST).max(FEWEST);
         let most = self.max.unwrap_or(usize::MAX).min(self.useful);
         fair.min(most).max(least)
@@ -77,7 +80,7 @@ impl Wanted {
     }
 
     /// The fewest chunks that do.
-    fn enough(&self) -> usize {
+    pub(crate) fn enough(&self) -> usize {
         self.min.unwrap_or(FEWEST).max(FEWEST)
     }
 }
@@ -209,6 +212,7 @@ mod tests {
         useful: usize::MAX,
         min: None,
         max: None,
+        planned: None,
     };
 
     #[test]

@@ -131,6 +131,7 @@ fn a_disk_has_the_same_chunks_until_it_is_released() {
         useful: usize::MAX,
         min: None,
         max: Some(10),
+        planned: None,
     };
     let (name, disk) = (&order.name, "d1".parse().unwrap());
     let uuid = Uuid::from_random([1; 16]);
@@ -179,6 +180,7 @@ fn an_older_record_gives_no_chunks_and_its_devices_are_not_used() {
         useful: usize::MAX,
         min: None,
         max: Some(10),
+        planned: None,
     };
     let name = &order.name;
     let grant = |nth: u8| {

@@ -32,6 +32,9 @@ pub(crate) mod policy;
 /// its next request, including the guest's wake-up. The thread measures whether this or a quarter of it is better.
 const POLL: Duration = Duration::from_micros(200);
 
+/// How often caches are divided. Origin: a curve changes in minutes, and a turn reads each curve once.
+const DIVIDE: Duration = Duration::from_secs(60);
+
 /// The most I/O threads by default: one thread serves many disks, and the CPUs are for the guests.
 const MOST_THREADS_UNASKED: usize = 4;
 
@@ -50,6 +53,8 @@ pub(crate) struct Plan {
     /// The name that people use for this host.
     pub(crate) host_name: String,
     pub(crate) threads: ThreadsPlan,
+    /// How often flash caches are divided among disks. `None`: never.
+    pub(crate) divide: Option<Duration>,
     pub(crate) api: ApiPlan,
     pub(crate) nbd: NbdPlan,
     /// `None`: no dashboard.
@@ -136,6 +141,7 @@ impl Plan {
         Ok(Plan {
             host_name: host_name(config, &machine)?,
             threads: threads(config, &machine)?,
+            divide: divide(config),
             api: api(config, root)?,
             nbd: nbd(config, root)?,
             dashboard: dashboard(config, root)?,
@@ -203,6 +209,14 @@ fn threads(config: &Config, machine: &Machine) -> Outcome<ThreadsPlan> {
         cpus,
         curves: config.io.curves.unwrap_or(true),
     })
+}
+
+fn divide(config: &Config) -> Option<Duration> {
+    let every = config
+        .caches
+        .divide
+        .map_or(DIVIDE, |every| every.to_duration());
+    (!every.is_zero()).then_some(every)
 }
 
 fn api(config: &Config, root: &Root) -> Outcome<ApiPlan> {
@@ -490,6 +504,7 @@ mod tests {
     #[test]
     fn nothing_said_is_a_whole_plan() {
         let plan = plan("").unwrap();
+        assert_eq!(plan.divide, Some(DIVIDE));
         assert_eq!(
             plan.threads,
             ThreadsPlan {

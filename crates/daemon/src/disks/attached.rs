@@ -29,8 +29,10 @@ use crate::control::InUse;
 use crate::files::Stamp;
 use crate::host::{self, nbd};
 use crate::store::Identity;
+use part_plan::PartPlan;
 use vhost_listener::VhostListener;
 
+pub(crate) mod part_plan;
 pub(crate) mod vhost_listener;
 use crate::disks::counters::{ClientCounts, DiskCounters};
 use crate::os_error::{self, Outcome};
@@ -51,6 +53,8 @@ pub(crate) struct Attached {
     cache: Mutex<Option<CacheInUse>>,
     /// Why it is used without its flash cache.
     cache_problem: Mutex<Option<Problem>>,
+    /// How large its part of the cache is to be.
+    part: PartPlan,
 }
 
 /// The flash cache that an attached disk uses.
@@ -184,6 +188,7 @@ impl Attached {
             settling: Mutex::default(),
             cache: Mutex::default(),
             cache_problem: Mutex::default(),
+            part: PartPlan::default(),
         })
     }
 
@@ -459,8 +464,14 @@ impl Attached {
         locked(&self.cache).clone()
     }
 
+    /// How large its part of its flash cache is to be.
+    pub(crate) fn part(&self) -> &PartPlan {
+        &self.part
+    }
+
     /// Records which flash cache it uses.
     pub(crate) fn set_cache(&self, cache: Option<CacheInUse>) {
+        self.part.forget();
         *locked(&self.cache) = cache;
     }
 

@@ -23,6 +23,8 @@ struct State {
     lost: Option<u64>,
     /// Chunks that it has given back.
     shrunk: u32,
+    /// It was ordered to give chunks back, and that is not recorded yet.
+    shrinking: bool,
 }
 
 impl CacheSignals {
@@ -75,9 +77,30 @@ impl CacheSignals {
         self.state().lost
     }
 
-    /// Chunks that it has given back since this was asked last.
-    pub(crate) fn take_shrunk(&self) -> u32 {
-        std::mem::take(&mut self.state().shrunk)
+    /// It is ordered to give chunks back. False: it was already, and that is not recorded yet.
+    pub(crate) fn begin_shrink(&self) -> bool {
+        !std::mem::replace(&mut self.state().shrinking, true)
+    }
+
+    /// That order was refused.
+    pub(crate) fn cancel_shrink(&self) {
+        self.state().shrinking = false;
+    }
+
+    /// Whether it has such an order.
+    pub(crate) fn is_shrinking(&self) -> bool {
+        self.state().shrinking
+    }
+
+    /// Chunks that it has given back, and that are not recorded yet.
+    pub(crate) fn shrunk(&self) -> u32 {
+        self.state().shrunk
+    }
+
+    /// So many are recorded.
+    pub(crate) fn recorded(&self, chunks: u32) {
+        let mut state = self.state();
+        (state.shrunk, state.shrinking) = (state.shrunk.saturating_sub(chunks), false);
     }
 
     /// Waits for so long until it was cleaned more often than this, and returns how many pages could not be.

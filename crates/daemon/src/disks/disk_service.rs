@@ -68,7 +68,7 @@ mod transfer;
 pub(crate) use attach::PARTING;
 pub(crate) use attach_retry::attach_missing;
 pub(crate) use caches::mind_caches;
-pub(crate) use flash::keep_budgets;
+pub(crate) use flash::{divide_caches, keep_budgets};
 pub(crate) use member_return::return_members;
 
 /// See the module.
@@ -81,6 +81,8 @@ pub(crate) struct DiskService {
     controls: Controls,
     leases: leases::DiskLeases,
     caches: Caches,
+    /// Serialises changes of how large disks' parts of caches are.
+    sizes: Mutex<()>,
     group_numbers: Mutex<groups::Numbers>,
     jobs: Arc<Jobs>,
     /// Scans of all disks of a datastore.
@@ -128,6 +130,7 @@ impl DiskService {
             live,
             leases: leases::DiskLeases::new(controls.host().clone()),
             caches,
+            sizes: Mutex::default(),
             controls,
             group_numbers: Mutex::default(),
             jobs,

@@ -19,6 +19,7 @@ use tidegate_core::units::Span;
 use tidegate_engine::control;
 use tokio::sync::watch;
 
+use crate::disks::attached::part_plan;
 use crate::listen::tls::expiry;
 use crate::observe::explain::time;
 use crate::text::float;
@@ -285,7 +286,8 @@ fn sentence(datastore: &Name, happening: &Happening) -> String {
         Happening::CacheLost { .. }
         | Happening::CacheDeviceLost { .. }
         | Happening::CacheCorrupt { .. }
-        | Happening::CacheDiscarded { .. } => of_cache(happening),
+        | Happening::CacheDiscarded { .. }
+        | Happening::CacheTarget { .. } => of_cache(happening),
         Happening::Missed { count } => {
             format!(
                 "{count} events on datastore {datastore} were lost before they could be reported"
@@ -391,6 +393,12 @@ fn of_cache(happening: &Happening) -> String {
         Happening::CacheDiscarded { disk, cache } => format!(
             "disk {disk} was attached without what only cache {cache} had: these writes are lost"
         ),
+        Happening::CacheTarget {
+            disk,
+            cache,
+            part_bytes,
+            target,
+        } => part_plan::sentence(disk, cache, *part_bytes, target),
         other => other.word().to_owned(),
     }
 }
@@ -414,6 +422,7 @@ fn log(event: &Event) {
         | Happening::CacheDeviceLost { disk, .. }
         | Happening::CacheCorrupt { disk, .. }
         | Happening::CacheDiscarded { disk, .. }
+        | Happening::CacheTarget { disk, .. }
         | Happening::DiskMoved { disk, .. } => (Some(disk), None),
         Happening::HostSeen { host, .. } | Happening::HostLost { host, .. } => (None, Some(host)),
         // The engine logged these when it noticed them.

@@ -285,6 +285,8 @@ impl Monitor {
             explanation
                 .notes
                 .extend(layouts::cache_notes(&report, explanation.parts.as_slice()));
+            let part = self.services.disk_service.part_note(&live);
+            explanation.notes.extend(part);
         }
         Ok(explanation)
     }

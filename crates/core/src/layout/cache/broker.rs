@@ -1,4 +1,4 @@
-//! How large a part of a flash cache each disk is to have: by miss-ratio curves and shares, between minimum and maximum.
+//! The division of a flash cache among disks: by miss-ratio curves and shares, between minimum and maximum.
 //!
 //! The daemon calls [`decide`] from time to time, with what it knows of each disk that uses the cache. It then has disks give
 //! chunks back, and gives others more.

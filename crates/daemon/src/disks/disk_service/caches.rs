@@ -140,9 +140,14 @@ impl DiskService {
         let chunk = record.chunk.0;
         let disks = record.parts.iter().map(|part| {
             let report = using.iter().find(|(disk, _)| *disk == part.disk);
+            let planned = live.iter().find(|live| *live.name() == part.disk);
+            let planned = planned.and_then(|live| live.part().planned());
             CachedDisk {
                 disk: part.disk.clone(),
                 size_bytes: part.chunks.len() as u64 * chunk,
+                target: planned
+                    .filter(|_| report.is_some())
+                    .map(|planned| planned.described(part.chunks.len(), chunk)),
                 at_work: report.map(|(_, report)| counts(report)),
             }
         });

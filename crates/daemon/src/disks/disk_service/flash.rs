@@ -38,6 +38,7 @@ use crate::text::new_uuid;
 mod budget;
 mod clean;
 mod devices;
+mod divide;
 mod left;
 mod plan;
 mod refusals;
@@ -46,6 +47,7 @@ mod room;
 pub(crate) use budget::keep_budgets;
 pub(super) use clean::became_clean;
 use clean::is_through;
+pub(crate) use divide::divide_caches;
 pub(super) use plan::Using;
 pub(super) use refusals::must_be_saved;
 use refusals::{must_be_saved_first, must_fit, not_whole, unusable};
@@ -493,6 +495,7 @@ fn wanted(flash: &FlashUse, record: &Record, shares: u32, size: u64) -> Wanted {
         useful: chunks::useful(size, record.chunk.0),
         min: flash.min.map(in_chunks),
         max: flash.max.map(in_chunks),
+        planned: None,
     }
 }
 

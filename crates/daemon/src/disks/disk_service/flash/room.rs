@@ -1,6 +1,7 @@
 //! Room in a cache for a disk: its part, for which others give back some of theirs if that is necessary.
 //!
 //! # Always true
+//! - while a disk gives chunks back it gets none, so the last ones of the record are those that it gives
 //! - the record names chunks before a disk uses them, and until it does not use them any more
 
 use std::time::{Duration, Instant};
@@ -15,6 +16,7 @@ use super::{DiskService, new_attachment, wanted};
 use crate::caches::Record;
 use crate::caches::chunks::{self, Part, Wanted};
 use crate::disks::attached::{Attached, CacheInUse};
+use crate::disks::disk_service::locked;
 use crate::os_error::Outcome;
 use crate::store::Found;
 
@@ -115,39 +117,58 @@ impl DiskService {
         {
             return Ok(false);
         }
-        let part = record.parts.iter().find(|part| part.uuid == uuid);
-        let has = part.map_or(0, |part| part.chunks.len());
-        let count = u32::try_from(has.saturating_sub(left)).unwrap_or(0);
-        live.order(LayoutOrder::ShrinkCache { count })?;
         let until = Instant::now() + GIVING;
         while Instant::now() < until {
             self.note_shrunk(&live)?;
             // Somebody else may have recorded it.
             let record = self.caches.record(cache)?;
-            let mut parts = record.parts.iter();
-            if parts.all(|part| part.uuid != uuid || part.chunks.len() <= left) {
+            let part = record.parts.iter().find(|part| part.uuid == uuid);
+            let has = part.map_or(0, |part| part.chunks.len());
+            if has <= left {
                 return Ok(true);
             }
+            // An earlier order may have asked for less.
+            self.order_shrink(&live, has - left)?;
             std::thread::sleep(EVERY);
         }
         Ok(false)
     }
 
+    /// Has a disk's cache give back chunks, in the background. Nothing happens if it does that already.
+    pub(super) fn order_shrink(&self, live: &Attached, count: usize) -> Outcome<()> {
+        let _sizes = locked(&self.sizes);
+        let signals = self.notices.cache_signals(live.name());
+        if !signals.begin_shrink() {
+            return Ok(());
+        }
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        let ordered = live.order(LayoutOrder::ShrinkCache { count });
+        if ordered.is_err() {
+            signals.cancel_shrink();
+        }
+        ordered
+    }
+
     /// Records that a disk's cache has given chunks back.
     pub(in super::super) fn note_shrunk(&self, live: &Attached) -> Outcome<()> {
-        let count = self.notices.cache_signals(live.name()).take_shrunk();
+        let _sizes = locked(&self.sizes);
+        let signals = self.notices.cache_signals(live.name());
+        let count = signals.shrunk();
         let (Some(using), Some(descriptor)) = (live.cache(), live.descriptor()) else {
             return Ok(());
         };
         match count {
             0 => Ok(()),
-            count => self
-                .caches
-                .take_last(&using.cache, descriptor.uuid, count as usize),
+            count => {
+                self.caches
+                    .take_last(&using.cache, descriptor.uuid, count as usize)?;
+                signals.recorded(count);
+                Ok(())
+            }
         }
     }
 
-    /// Gives free chunks of a cache to the attached disks that have less than their fair part.
+    /// Gives free chunks of a cache to the attached disks that have less than is planned, or than their fair part.
     pub(in super::super) fn spread(&self, cache: &Name) {
         for live in self.live.all() {
             let uses = |using: CacheInUse| using.cache == *cache && !using.is_given_up;
@@ -168,14 +189,25 @@ impl DiskService {
         };
         let record = self.caches.record(cache)?;
         let shares = descriptor.policy.shares.get();
-        let wanted = wanted(flash, &record, shares, live.size());
+        let wanted = Wanted {
+            planned: live.part().planned().map(|planned| planned.step),
+            ..wanted(flash, &record, shares, live.size())
+        };
+        let _sizes = locked(&self.sizes);
+        // The record loses the last chunks once it has given them back.
+        if self.notices.cache_signals(live.name()).is_shrinking() {
+            return Ok(());
+        }
         while let Some((first, count)) = self.caches.extend(cache, descriptor.uuid, wanted)? {
             if let Err(problem) = live.order(LayoutOrder::GrowCache { first, count }) {
                 self.caches
                     .take_last(cache, descriptor.uuid, count as usize)?;
                 // A part that was small at first has too short a journal.
                 return match problem.code {
-                    ProblemCode::Unsupported => Ok(()),
+                    ProblemCode::Unsupported => {
+                        live.part().fix();
+                        Ok(())
+                    }
                     _ => Err(problem),
                 };
             }

@@ -2,6 +2,7 @@
 
 use tidegate_api::cache::{
     CacheCreate, CacheData, CacheFlush, Dirty, DiskFlashSet, FlashMode, FlashUse, SingleDevice,
+    TargetReason,
 };
 use tidegate_api::disk::DiskDetach;
 use tidegate_api::job::{Job, JobState};
@@ -318,4 +319,61 @@ fn a_device_that_is_back_is_written_again_and_then_writes_go_back_to_the_cache()
         std::thread::yield_now();
     }
     stage.detach("a");
+}
+
+#[test]
+fn a_cache_is_divided_anew_in_steps_while_disks_use_it() {
+    let stage = stage();
+    stage.cache("fast", &["f0"]);
+    for disk in ["a", "b"] {
+        let mut order = DiskCreate::new(name(disk), 64 << 20);
+        order.datastore = Some(name("shared"));
+        stage.disk_service.create(&order).unwrap();
+        stage.attach(disk, Outside::Agreed).unwrap();
+        stage
+            .give(disk, Some("fast"), FlashMode::WriteThrough)
+            .unwrap();
+    }
+    let bounds = DiskFlashSet {
+        max_bytes: Some(Some(10 << 20)),
+        ..DiskFlashSet::default()
+    };
+    let sizes = || {
+        let cache = stage.disk_service.cache(&name("fast")).unwrap();
+        let disks = cache.disks.iter();
+        let sizes: Vec<u64> = disks.map(|disk| disk.size_bytes >> 20).collect();
+        (sizes, cache)
+    };
+    stage.set_flash("a", &bounds).unwrap();
+    let (before, _) = sizes();
+    let mut now = std::time::Instant::now();
+    let mut last = before.clone();
+    loop {
+        now += Duration::from_secs(60);
+        stage.disk_service.divide_all(now);
+        stage.disk_service.react_to_caches();
+        let (after, cache) = sizes();
+        // One chunk at a time may change its disk, and one that is free may be given as well.
+        assert!(last[0] - after[0] <= 1, "{last:?} {after:?}");
+        assert!(
+            cache.disks.iter().all(|disk| disk.at_work.unwrap().in_use),
+            "{cache:?}"
+        );
+        last = after;
+        if last == [10, 53] {
+            let target = cache.disks[0].target.unwrap();
+            assert_eq!(target.reason, TargetReason::Maximum);
+            assert_eq!(target.size_bytes, 10 << 20);
+            let target = cache.disks[1].target.unwrap();
+            assert_eq!(target.reason, TargetReason::Shares);
+            break;
+        }
+        std::thread::yield_now();
+    }
+    let live = stage.disk_service.live.get(&name("a")).unwrap();
+    let note = stage.disk_service.part_note(&live).unwrap();
+    assert!(note.contains("stays") && note.contains("maximum"), "{note}");
+    for disk in ["a", "b"] {
+        stage.detach(disk);
+    }
 }
