@@ -9,7 +9,8 @@
 //! # Always true
 //! - an exclusive range overlaps no other range that is held
 //! - waiting requests with overlapping ranges start in order of arrival: none starves
-//! - while no request wants an exclusive range the lock is idle, holds nothing, and its owner need not call it
+//! - while no request wants an exclusive range the lock is idle, holds nothing, and its owner need not call it. A shared
+//!   range that was acquired before is forgotten then: who must keep others out for longer needs an exclusive one
 //! - acquiring and releasing look once at each compared request, whatever the overlaps. At most [`MOST`] requests are
 //!   compared; further ones wait in line. One disk's requests do not delay the other disks of its I/O thread
 //!
@@ -109,10 +110,13 @@ impl RangeLock {
         self.exclusive == 0
     }
 
-    /// Whether a request holds or awaits a range that overlaps this one, exclusively. Looks once at each.
+    /// Whether a request holds or awaits a range that overlaps this one, exclusively, or one may that was not compared yet.
     pub fn is_wanted(&self, start: u64, end: u64) -> bool {
+        if !self.in_line.is_empty() {
+            return true;
+        }
         let waiting = self.waiting.iter().map(|waiting| &waiting.wanted);
-        let all = self.held.iter().chain(waiting).chain(&self.in_line);
+        let all = self.held.iter().chain(waiting);
         let mut exclusive = all.filter(|other| other.mode == Mode::Exclusive);
         exclusive.any(|other| other.start < end && start < other.end)
     }

@@ -312,6 +312,7 @@ impl Shard {
     pub fn deadline(&self) -> Option<(Time, Why)> {
         let timed = self.timed.iter();
         let timed = timed.filter_map(|disk| self.disks[disk.0 as usize].as_ref());
+        let timed = timed.filter(|disk| !matches!(disk.gate, Gate::Held));
         let filters = timed.clone().filter_map(|disk| disk.stack.deadline());
         let members = timed.filter_map(|disk| disk.qos.members.as_ref()?.deadline());
         let members = members.map(|at| (at, Why::Limit));
@@ -455,6 +456,10 @@ impl Shard {
             let disk = self.disks[id.0 as usize]
                 .as_mut()
                 .expect("a disk with deadlines is attached");
+            if matches!(disk.gate, Gate::Held) {
+                // Its layouts are about to change: they begin nothing.
+                continue;
+            }
             let mut cx = stack_cx(
                 &mut self.ios,
                 &mut self.schedulers,

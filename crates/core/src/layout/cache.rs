@@ -178,6 +178,9 @@ pub struct Cache {
     shrinking: Option<Shrinking>,
     /// Where the next header of each device goes after the start.
     places: [u64; 2],
+    /// I/Os that have got their range, while they are being begun.
+    started: Vec<u32>,
+    is_starting: bool,
     /// Parts and pieces that wait for a buffer.
     hungry: VecDeque<u32>,
     hungry_reads: VecDeque<u32>,
@@ -254,6 +257,8 @@ struct Op {
     /// Whether it is part of a long sequence.
     is_sequential: bool,
     lock: Locked,
+    /// Whether it has asked for its range alone.
+    is_exclusive: bool,
     is_begun: bool,
     /// Parts of it that have not ended.
     open: u32,
@@ -435,6 +440,8 @@ impl Cache {
             behind_at_start: 0,
             shrinking: None,
             places: [0; 2],
+            started: Vec::new(),
+            is_starting: false,
             hungry: VecDeque::new(),
             hungry_reads: VecDeque::new(),
             again: Vec::new(),
@@ -517,6 +524,7 @@ impl Cache {
             io: *io,
             is_sequential: false,
             lock: Locked::No,
+            is_exclusive: false,
             is_begun: false,
             open: 0,
             fills,
@@ -689,11 +697,23 @@ impl Cache {
         if op.lock == Locked::No {
             return;
         }
-        let mut started = Vec::new();
-        self.lock.release(number, &mut started);
-        for number in started {
+        self.lock.release(number, &mut self.started);
+        self.start_waiting(cx);
+    }
+
+    /// Begins what has got its range. One that ends at once lets the next ones go on: a loop, because a guest decides how
+    /// many wait.
+    fn start_waiting(&mut self, cx: &mut LayoutCx<'_>) {
+        if core::mem::replace(&mut self.is_starting, true) {
+            return;
+        }
+        let mut next = 0;
+        while let Some(&number) = self.started.get(next) {
+            next += 1;
             self.locked(cx, number);
         }
+        self.started.clear();
+        self.is_starting = false;
     }
 
     /// A slot is used by one I/O less.

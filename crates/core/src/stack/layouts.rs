@@ -90,8 +90,8 @@ impl Stack {
     /// requests wait until layouts have opened. The others go on with [`Stack::resume`].
     pub(crate) fn change_cache(&mut self, cx: &mut StackCx<'_>, change: CacheChange) -> bool {
         assert!(
-            self.is_quiet(),
-            "the cache changes only while no request is below the filters"
+            self.is_quiet() && self.inside.subs == 0,
+            "the cache changes only while nothing is below the filters"
         );
         match change {
             CacheChange::Keep => return false,

@@ -121,12 +121,13 @@ impl Cache {
             }
         }
         let number = self.insert_op(io, 0);
-        self.ops.at(number).lock = Locked::Asked;
+        let op = self.ops.at(number);
+        (op.lock, op.is_exclusive) = (Locked::Asked, true);
         let wanted = Wanted {
             id: number,
             start: io.offset,
             end: io.offset + io.len,
-            mode: Mode::Shared,
+            mode: Mode::Exclusive,
         };
         self.lock_or_hurry(cx, wanted);
     }

@@ -292,15 +292,18 @@ impl Cache {
         number: u32,
         outcome: Outcome,
     ) {
-        if let Err(fault) = outcome {
+        // Another image of the device may still have an earlier block: that one's end, good or bad, does not count.
+        let bit = 1 << device.0;
+        let writing = self.journal.writing.as_ref();
+        let counts = writing.is_some_and(|it| low(it.sequence) == number && it.pending & bit != 0);
+        if let (Err(fault), true) = (outcome, counts) {
             self.flash_failed(cx, device, fault);
         }
         let Some(writing) = &mut self.journal.writing else {
             return;
         };
-        // Another image of the device may still have an earlier one.
         if low(writing.sequence) == number {
-            writing.pending &= !(1 << device.0);
+            writing.pending &= !bit;
         }
         self.finish_block(cx);
     }
@@ -401,7 +404,8 @@ impl Cache {
         if is_last {
             self.heading.pending &= !(1 << device.0);
         }
-        if let Err(fault) = outcome {
+        // As above: one header is being written at a time.
+        if let (Err(fault), true) = (outcome, is_last) {
             self.flash_failed(cx, device, fault);
         }
         let heading = &mut self.heading;

@@ -18,6 +18,7 @@ use super::{
 use crate::layout::{LayoutCx, LayoutIo, Map, SubIo, Target};
 use crate::range_lock::{Mode, Wanted};
 use crate::request::{Data, Fault, Flags, Op, Outcome};
+use alloc::vec::Vec;
 
 /// Neighbouring blocks of a page that lie in one place, as a part of a read.
 pub(super) struct Piece {
@@ -89,7 +90,8 @@ impl Cache {
             return Map::Issued;
         }
         let number = self.insert_op(io, fills);
-        self.ops.at(number).lock = Locked::Asked;
+        let op = self.ops.at(number);
+        (op.lock, op.is_exclusive) = (Locked::Asked, fills != 0);
         let wanted = Wanted {
             id: number,
             start: first,
@@ -158,17 +160,18 @@ impl Cache {
 
     /// Reads pieces again that were not as they were written, now that nothing changes them.
     fn read_again(&mut self, cx: &mut LayoutCx<'_>, op: u32) {
-        let mut again = core::mem::take(&mut self.again);
-        again.retain(|number| {
-            let piece = self.reads.peek(*number);
-            if piece.op != op {
-                return true;
+        // Taken out before: what ends here may let others go on that have pieces in the list.
+        let (reads, mut own) = (&self.reads, Vec::new());
+        self.again.retain(|number| {
+            let is_own = reads.peek(*number).op == op;
+            if is_own {
+                own.push(*number);
             }
-            self.replan(cx, *number);
-            false
+            !is_own
         });
-        again.append(&mut self.again);
-        self.again = again;
+        for number in own {
+            self.replan(cx, number);
+        }
     }
 
     fn replan(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
@@ -369,7 +372,8 @@ impl Cache {
         self.piece_ended(cx, number, None);
     }
 
-    /// A piece was not as it was written. Perhaps it was written meanwhile: it is read again with its range locked.
+    /// A piece was not as it was written. Perhaps it was written meanwhile: it is read again with its range locked, for it
+    /// alone. A shared range would not last: the lock forgets those once no exclusive one is left.
     fn was_bad(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
         let piece = self.reads.at(number);
         if piece.is_locked {
@@ -380,17 +384,21 @@ impl Cache {
         let op_number = self.reads.peek(number).op;
         let op = self.ops.at(op_number);
         match op.lock {
-            Locked::Has => return self.read_again(cx, op_number),
+            Locked::Has if op.is_exclusive => return self.read_again(cx, op_number),
             Locked::Asked => return,
-            Locked::No => op.lock = Locked::Asked,
+            Locked::Has => self.lock.release(op_number, &mut self.started),
+            Locked::No => {}
         }
+        let op = self.ops.at(op_number);
+        (op.lock, op.is_exclusive) = (Locked::Asked, true);
         let wanted = Wanted {
             id: op_number,
             start: op.io.offset / CACHE_BLOCK * CACHE_BLOCK,
             end: (op.io.offset + op.io.len).next_multiple_of(CACHE_BLOCK),
-            mode: Mode::Shared,
+            mode: Mode::Exclusive,
         };
         self.lock_or_hurry(cx, wanted);
+        self.start_waiting(cx);
     }
 
     /// No device has the piece as it was written.

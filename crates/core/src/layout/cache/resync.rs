@@ -206,7 +206,7 @@ impl Cache {
             self.copy_ops += 1;
             // One that is being changed gets it there, unless that began before.
             let op = self.insert_task(Task::Copy, u64::from(self.map.page(slot)) * PAGE, PAGE);
-            self.lock_task(cx, op, Mode::Shared);
+            self.lock_task(cx, op, Mode::Exclusive);
         }
         self.end_resync(cx);
     }

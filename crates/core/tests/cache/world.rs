@@ -1,0 +1,248 @@
+//! A disk with a flash cache, whose targets complete everything at once, or once a test lets them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use tidegate_core::block::BLOCK;
+use tidegate_core::effect::Effect;
+use tidegate_core::layout::cache::area::Area;
+use tidegate_core::layout::cache::policy::Params;
+use tidegate_core::layout::cache::{CacheMode, CacheSetup, PAGE};
+use tidegate_core::layout::{CacheReport, LayoutNotice, LayoutSpec, Members, Tree};
+use tidegate_core::request::{Data, DiskId, Fault, Flags, Op, Outcome, Request, Token};
+use tidegate_core::shard::{Event, Shard};
+use tidegate_core::stack::Stack;
+use tidegate_core::units::{Span, Time};
+
+pub(crate) const DISK: DiskId = DiskId(0);
+/// Bytes of the disk.
+pub(crate) const SIZE: u64 = 1 << 30;
+
+/// A disk with a cache, whose targets complete everything at once. All checksums are the same.
+pub(crate) struct World {
+    pub(crate) shard: Shard,
+    pub(crate) out: Vec<Effect>,
+    pub(crate) blocks: BTreeMap<(u8, u64), Box<[u8; BLOCK]>>,
+    pub(crate) token: u64,
+    pub(crate) now: Time,
+    /// Reads of the disk and of flash.
+    pub(crate) reads: [u64; 2],
+    /// Targets that were written.
+    pub(crate) writes: BTreeSet<u8>,
+    /// Whether the disk is held.
+    pub(crate) held: bool,
+    pub(crate) sum: u32,
+    /// Whether flash fails what is read from it.
+    pub(crate) flash_fails: bool,
+    /// Which kinds of effects a test lets end later: reads of flash, everything, blocks of the cache's own.
+    pub(crate) keeps: Keeps,
+    /// The ends of these, in order, and what each was about.
+    pub(crate) kept: Vec<Event>,
+    /// Where flash was written: device and offset.
+    pub(crate) flash_writes: Vec<(u8, u64)>,
+    pub(crate) answers: Vec<Outcome>,
+    pub(crate) corrupt: u32,
+    /// Whether requests may fail.
+    pub(crate) may_fail: bool,
+    /// The operation that was begun last.
+    pub(crate) last: Option<Op>,
+}
+
+/// What ends later.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keeps {
+    Nothing,
+    FlashReads,
+    All,
+    Blocks,
+}
+
+impl World {
+    pub(crate) fn new(chunks: u32, policy: Option<Params>) -> World {
+        World::of_mode(chunks, policy, CacheMode::WriteThrough)
+    }
+
+    pub(crate) fn of_mode(chunks: u32, policy: Option<Params>, mode: CacheMode) -> World {
+        World::of_devices(chunks, policy, mode, 1)
+    }
+
+    pub(crate) fn of_devices(
+        chunks: u32,
+        policy: Option<Params>,
+        mode: CacheMode,
+        devices: u8,
+    ) -> World {
+        let mut shard = Shard::new(64);
+        let arena = (0..64).map(|slot| Data {
+            buffer: 1000 + slot,
+            start: 0,
+        });
+        shard.give_arena(arena.collect());
+        let cache = CacheSetup {
+            cache: [9; 16],
+            disk: [7; 16],
+            size: SIZE,
+            devices,
+            area: Area::new(16 * PAGE, (0..chunks).collect()).expect("enough"),
+            mode,
+            attachments: [0, 1],
+            has_dirty: false,
+            without: 0,
+            policy,
+        };
+        let members = Members::new([7; 16], SIZE, 1);
+        let stack = Stack::new(Vec::new()).over(Tree::cached(LayoutSpec::Plain, members, cache));
+        let mut world = World {
+            shard,
+            out: Vec::new(),
+            blocks: BTreeMap::new(),
+            token: 0,
+            now: Time::ZERO,
+            reads: [0; 2],
+            writes: BTreeSet::new(),
+            held: false,
+            sum: 0,
+            flash_fails: false,
+            keeps: Keeps::Nothing,
+            kept: Vec::new(),
+            flash_writes: Vec::new(),
+            answers: Vec::new(),
+            corrupt: 0,
+            may_fail: false,
+            last: None,
+        };
+        world.handle(Event::Attach {
+            disk: DISK,
+            size: SIZE,
+            read_only: false,
+            stack,
+            control: None,
+        });
+        world
+    }
+
+    pub(crate) fn handle(&mut self, event: Event) {
+        self.shard.handle(self.now, event, &mut self.out);
+        while !self.out.is_empty() {
+            for effect in std::mem::take(&mut self.out) {
+                if let Some(event) = self.perform(effect) {
+                    self.shard.handle(self.now, event, &mut self.out);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn perform(&mut self, effect: Effect) -> Option<Event> {
+        let disk = DISK;
+        let outcome = Ok(());
+        Some(match effect {
+            Effect::Start {
+                io,
+                target,
+                op,
+                offset,
+                ..
+            } => {
+                self.last = Some(op);
+                if op == Op::Write && target.0 > 0 {
+                    self.flash_writes.push((target.0, offset));
+                }
+                if op == Op::Read {
+                    self.reads[usize::from(target.0 > 0)] += 1;
+                } else if op == Op::Write {
+                    self.writes.insert(target.0);
+                }
+                let fails = self.flash_fails && op == Op::Read && target.0 > 0;
+                let outcome = if fails { Err(Fault::Io) } else { outcome };
+                let event = Event::Finished { disk, io, outcome };
+                let reads_flash = op == Op::Read && target.0 > 0;
+                let is_kept =
+                    self.keeps == Keeps::All || self.keeps == Keeps::FlashReads && reads_flash;
+                if is_kept {
+                    self.kept.push(event);
+                    return None;
+                }
+                event
+            }
+            Effect::Sum { io, .. } => {
+                let sum = self.sum;
+                Event::Summed { disk, io, sum }
+            }
+            Effect::ReadBlock {
+                io, target, offset, ..
+            } => {
+                let block = self.blocks.get(&(target.0, offset)).cloned();
+                let block = block.unwrap_or_else(|| Box::new([0; BLOCK]));
+                let outcome = Ok(Some(block));
+                Event::BlockDone { disk, io, outcome }
+            }
+            Effect::WriteBlock {
+                io,
+                target,
+                offset,
+                block,
+                ..
+            } => {
+                self.blocks.insert((target.0, offset), block);
+                let outcome = Ok(None);
+                let event = Event::BlockDone { disk, io, outcome };
+                if self.keeps == Keeps::Blocks {
+                    self.kept.push(event);
+                    return None;
+                }
+                event
+            }
+            Effect::LayoutNotice { notice, .. } => {
+                self.corrupt += u32::from(matches!(*notice, LayoutNotice::CacheCorrupt { .. }));
+                return None;
+            }
+            Effect::Held { .. } => {
+                self.held = true;
+                return None;
+            }
+            Effect::Answer { outcome, .. } => {
+                assert!(self.may_fail || outcome == Ok(()));
+                self.answers.push(outcome);
+                return None;
+            }
+            _ => return None,
+        })
+    }
+
+    pub(crate) fn read(&mut self, offset: u64, len: u64) {
+        self.request(Op::Read, offset, len);
+    }
+
+    pub(crate) fn write(&mut self, offset: u64, len: u64) {
+        self.request(Op::Write, offset, len);
+    }
+
+    pub(crate) fn request(&mut self, op: Op, offset: u64, len: u64) {
+        self.token += 1;
+        self.handle(Event::Submitted {
+            disk: DISK,
+            token: Token(self.token),
+            request: Request {
+                op,
+                flags: Flags::NONE,
+                offset,
+                len,
+                data: Data {
+                    buffer: 0,
+                    start: 0,
+                },
+                arrived: self.now,
+            },
+        });
+    }
+
+    pub(crate) fn pass(&mut self, span: Span) {
+        self.now = self.now + span;
+        while self.shard.deadline().is_some_and(|(at, _)| at <= self.now) {
+            self.handle(Event::Ticked);
+        }
+    }
+
+    pub(crate) fn cache(&self) -> CacheReport {
+        let report = self.shard.layout_report(DISK);
+        report.and_then(|report| report.cache).expect("a cache")
+    }
+}
