@@ -507,7 +507,10 @@ impl Cache {
             return;
         }
         let ends = cleaner.items.is_empty()
-            && (self.mode.is_write_back() || cleaner.all || self.must_clean());
+            && (self.mode.is_write_back()
+                || cleaner.all
+                || self.shrinking.is_some()
+                || self.must_clean());
         if ends || cleaner.written.len() >= FLUSH_AFTER || !self.behind.is_empty() {
             self.flush_disk(cx, None);
         }

@@ -13,6 +13,7 @@ use super::{BLOCKS, CACHE_BLOCK, Cache, JOIN_READ, JOIN_SUM, PAGE, Task, blocks_
 use crate::layout::{LayoutCx, SubIo, Target};
 use crate::range_lock::Mode;
 use crate::request::{Data, Flags, Op, Outcome};
+use crate::units::{Span, Time};
 
 /// Pages that are joined at once. Origin: as many as are filled at once.
 const TOGETHER: u32 = 4;
@@ -23,6 +24,9 @@ const SPARE: u32 = 16;
 /// Of so many pages the one with the fewest blocks to move is taken.
 const LOOKED_AT: usize = 8;
 
+/// After a page that could not be joined. Origin: chosen; it is not read all the time.
+const AGAIN: Span = Span::from_secs(10);
+
 /// See the module.
 #[derive(Default)]
 pub(super) struct Joiner {
@@ -31,6 +35,8 @@ pub(super) struct Joiner {
     cursor: u32,
     /// Whether joins are being begun.
     is_beginning: bool,
+    /// When the next one may begin.
+    not_before: Time,
 }
 
 /// The read of the blocks in a page's second slot.
@@ -55,7 +61,10 @@ impl Cache {
 
     /// Begins to join the next pages.
     pub(super) fn advance_joins(&mut self, cx: &mut LayoutCx<'_>) {
-        if !self.joins() || core::mem::replace(&mut self.joiner.is_beginning, true) {
+        if !self.joins() || cx.now() < self.joiner.not_before {
+            return;
+        }
+        if core::mem::replace(&mut self.joiner.is_beginning, true) {
             return;
         }
         self.begin_joins(cx);
@@ -209,7 +218,9 @@ impl Cache {
         self.write_part(cx, part);
     }
 
+    /// A page cannot be joined. Nothing keeps it from being the next one again.
     fn join_ended(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
+        self.joiner.not_before = cx.now() + AGAIN;
         let Joining {
             op, slot, arena, ..
         } = self.joinings.remove(number);
