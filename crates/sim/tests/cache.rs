@@ -666,6 +666,9 @@ fn directed_a_device_that_gets_everything_again_is_not_served_before() {
     order(&mut world, LayoutOrder::Rebuild(Target(2)));
     // Its headers are void, and no page is copied yet.
     for _ in 0..2 {
+        while world.effects() > 0 {
+            world.perform();
+        }
         let which = (0..world.in_flight()).find(|which| world.io(*which).0 == 2);
         world.complete(which.expect("a header"), Ok(()));
     }

@@ -90,23 +90,27 @@ impl Cache {
         }
         self.resyncs = self.resyncs.wrapping_add(1);
         self.heading.behind &= !bit;
-        let round = self.resyncs;
         self.resync = Some(Resync {
             device,
             step: Step::Voiding(2),
             next: 0,
             journal_from: 0,
         });
+        self.void_header(cx, device, 0);
+        Ok(())
+    }
+
+    /// Makes a header of the device void: the older one first, which may say that it was alone. The newer one names both.
+    fn void_header(&mut self, cx: &mut LayoutCx<'_>, device: Target, nth: u64) {
         // It is older than any other one: what the other device has counts, also if its last header is not durable yet.
         let header = super::blocks::Header {
             generation: 0,
             ..self.heading.header_of(device, self.in_sync)
         };
-        for place in 0..2 {
-            let at = self.area.header_at(place);
-            cx.write_block(tag(SYNC_HEADER, round, device), device, at, header.encode());
-        }
-        Ok(())
+        let older = self.heading.places[usize::from(device.0) - 1];
+        let at = self.area.header_at(older + nth);
+        let tag = tag(SYNC_HEADER, self.resyncs, device);
+        cx.write_block(tag, device, at, header.encode());
     }
 
     /// A place of the device's header is void, or not.
@@ -124,8 +128,10 @@ impl Cache {
             return self.resync_failed(cx, fault);
         }
         *left -= 1;
-        if *left == 0 {
-            self.blank_ring(cx, 0);
+        let (left, device) = (*left, resync.device);
+        match left {
+            0 => self.blank_ring(cx, 0),
+            _ => self.void_header(cx, device, 1),
         }
     }
 
