@@ -53,7 +53,8 @@ impl FromStr for Endurance {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Endurance, String> {
-        let number = text.strip_suffix("dwpd").unwrap_or(text);
+        let lower = text.trim().to_ascii_lowercase();
+        let number = lower.strip_suffix("dwpd").unwrap_or(&lower);
         let dwpd: f64 = number
             .trim()
             .parse()

@@ -5,6 +5,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -81,7 +82,12 @@ pub(super) fn prepare(paths: &[PathBuf], size: Option<u64>) -> Outcome<Prepared>
             )
             .remedy("name a block device or an existing file, or give --size to create a file"));
         };
-        let made = File::options().write(true).create_new(true).open(path);
+        // It gets guests' data: as private as a disk's image.
+        let made = File::options()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path);
         let file = made.map_err(|e| os_error::io(what(), &e))?;
         prepared.created.push(path.clone());
         file.set_len(size).map_err(|e| os_error::io(what(), &e))?;

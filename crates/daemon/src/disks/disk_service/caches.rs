@@ -96,7 +96,7 @@ impl DiskService {
 
     /// Brings to the datastores what only a cache has.
     pub(crate) fn flush_cache(self: &Arc<Self>, name: &Name, order: &CacheFlush) -> Outcome<Job> {
-        self.caches.record(name)?;
+        let record = self.caches.record(name)?;
         let mut disks = self.live.all();
         disks.retain(|live| live.cache().is_some_and(|cache| cache.cache == *name));
         if let Some(disk) = &order.disk {
@@ -110,6 +110,11 @@ impl DiskService {
                 .remedy(format!("attach it: tidegate disk attach {disk}")));
             }
         }
+        let is_live = |disk: &Name| disks.iter().any(|live| live.name() == disk);
+        let parts = record.parts.iter();
+        let mut kept = parts.filter(|part| part.dirty && order.disk.is_none());
+        let kept = kept.find(|part| !is_live(&part.disk));
+        let kept = kept.map(|part| part.disk.clone());
         let service = Arc::clone(self);
         let what = match &order.disk {
             Some(disk) => format!("flush cache {name} of disk {disk}"),
@@ -124,7 +129,18 @@ impl DiskService {
                     service.clean(&live, progress)?;
                 }
             }
-            Ok(())
+            match kept {
+                None => Ok(()),
+                Some(disk) => Err(Problem::new(
+                    ProblemCode::Busy,
+                    format!(
+                        "disk {disk} is not attached, and may have writes that are only on flash"
+                    ),
+                )
+                .remedy(format!(
+                    "attach it, and flush again: tidegate disk attach {disk}"
+                ))),
+            }
         };
         Ok(self.jobs.start_lasting(what, on, remedy, instead, work))
     }

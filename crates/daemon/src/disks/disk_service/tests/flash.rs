@@ -182,16 +182,16 @@ fn a_disk_with_dirty_data_is_refused_elsewhere_until_it_is_flushed_or_given_up()
     };
     let refused = said(other.disk_service.resize(&name("a"), resize));
     assert!(refused.contains("cache flush fast a"), "{refused}");
+    let flush = |disk| {
+        let _context = stage.runtime.enter();
+        let order = CacheFlush { disk };
+        stage.disk_service.flush_cache(&name("fast"), &order)
+    };
+    let refused = said(stage.job_result(flush(None)));
+    assert!(refused.contains("disk attach a"), "{refused}");
     // Back on its host, it goes on.
     stage.attach("a", Outside::Agreed).unwrap();
-    let flush = CacheFlush {
-        disk: Some(name("a")),
-    };
-    let job = {
-        let _context = stage.runtime.enter();
-        stage.disk_service.flush_cache(&name("fast"), &flush)
-    };
-    stage.job_result(job).unwrap();
+    stage.job_result(flush(Some(name("a")))).unwrap();
     stage.detach("a");
     let before = stage.flash("a").unwrap().attachment;
     other.attach("a", Outside::Agreed).unwrap();
