@@ -15,7 +15,7 @@
 //! device: chunk 0: label        chunks 1 ..: the disks' parts
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -327,27 +327,26 @@ impl Caches {
     ) -> Outcome<Option<(u32, u32)>> {
         let _changing = locked(&self.changing);
         let mut record = self.record(name)?;
-        let others = record.parts.iter().filter(|part| part.uuid != uuid);
-        let others: Vec<Part> = others.cloned().collect();
-        let fair = wanted.fair(record.chunks(), &others);
-        let part = record.parts.iter().position(|part| part.uuid == uuid);
-        let Some(part) = part.filter(|nth| record.parts[*nth].chunks.len() < fair) else {
+        let Some((first, count)) = record.offer(uuid, wanted) else {
             return Ok(None);
         };
-        let missing = fair - record.parts[part].chunks.len();
-        let Some((first, count)) = chunks::free_run(record.chunks(), &record.parts, missing) else {
-            return Ok(None);
-        };
-        record.parts[part].chunks.extend(first..first + count);
+        for part in record.parts.iter_mut().filter(|part| part.uuid == uuid) {
+            part.chunks.extend(first..first + count);
+        }
         self.put(name, record)?;
         Ok(Some((first, count)))
     }
 
-    /// Takes the last chunks of a disk's part from it, which it does not use any more.
-    pub(crate) fn take_last(&self, name: &Name, uuid: Uuid, count: usize) -> Outcome<()> {
+    /// Takes these chunks of a disk's part from it, which it does not use any more. Those that it does not have do not count.
+    pub(crate) fn take(
+        &self,
+        name: &Name,
+        uuid: Uuid,
+        chunks: impl IntoIterator<Item = u32>,
+    ) -> Outcome<()> {
+        let taken: BTreeSet<u32> = chunks.into_iter().collect();
         self.change_part(name, uuid, |part| {
-            part.chunks
-                .truncate(part.chunks.len().saturating_sub(count));
+            part.chunks.retain(|chunk| !taken.contains(chunk));
         })
     }
 

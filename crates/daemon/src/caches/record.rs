@@ -14,7 +14,7 @@ use tidegate_api::toml_error;
 use tidegate_api::units::Size;
 use tidegate_core::layout::cache::label::DeviceLabel;
 
-use super::chunks::Part;
+use super::chunks::{self, Part, Wanted};
 use crate::files;
 use crate::os_error::{self, Outcome};
 
@@ -61,6 +61,19 @@ impl Record {
     /// How many chunks it has, with the one of the label.
     pub(crate) fn chunks(&self) -> u32 {
         u32::try_from(self.size.0 / self.chunk.0.max(1)).unwrap_or(u32::MAX)
+    }
+
+    /// Free chunks for a disk that has less than its fair part: the first one, and how many.
+    pub(crate) fn offer(&self, uuid: Uuid, wanted: Wanted) -> Option<(u32, u32)> {
+        let (mine, others): (Vec<Part>, Vec<Part>) = self
+            .parts
+            .iter()
+            .cloned()
+            .partition(|part| part.uuid == uuid);
+        let has = mine.first()?.chunks.len();
+        let fair = wanted.fair(self.chunks(), &others);
+        let missing = fair.checked_sub(has).filter(|missing| *missing > 0)?;
+        chunks::free_run(self.chunks(), &self.parts, missing)
     }
 
     /// Bytes that may be written to each device in a day, if there is a budget.

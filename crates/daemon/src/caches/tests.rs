@@ -144,6 +144,9 @@ fn a_disk_has_the_same_chunks_until_it_is_released() {
         place.caches.record(name).unwrap().parts[0].chunks,
         [1, 2, 3, 4]
     );
+    place.caches.take(name, uuid, [2, 9]).unwrap();
+    let record = place.caches.record(name).unwrap();
+    assert_eq!(record.parts[0].chunks, [1, 3, 4], "chunk 9 is not its own");
     place.caches.release(name, uuid).unwrap();
     assert!(place.caches.record(name).unwrap().parts.is_empty());
     place.caches.remove(name).unwrap();

@@ -14,17 +14,17 @@ pub(crate) struct CacheSignals {
     changed: Condvar,
 }
 
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 struct State {
     /// How often it was cleaned, and how many pages could not be the last time.
     cleaned: u64,
     left: u64,
     /// It is lost, with so many pages that the disk does not have.
     lost: Option<u64>,
-    /// Chunks that it has given back.
-    shrunk: u32,
-    /// It was ordered to give chunks back, and that is not recorded yet.
-    shrinking: bool,
+    /// The chunks that it was ordered to give back, until that is recorded.
+    leaving: Option<Vec<u32>>,
+    /// It has given them back.
+    have_left: bool,
 }
 
 impl CacheSignals {
@@ -46,7 +46,7 @@ impl CacheSignals {
                 state.left = *left;
             }
             LayoutNotice::CacheLost { dirty, .. } => state.lost = Some(*dirty),
-            LayoutNotice::CacheShrunk { chunks } => state.shrunk += chunks,
+            LayoutNotice::CacheShrunk { .. } => state.have_left = true,
             // A device of it may have everything again.
             LayoutNotice::Rebuilt { .. } => {}
             _ => return false,
@@ -77,30 +77,31 @@ impl CacheSignals {
         self.state().lost
     }
 
-    /// It is ordered to give chunks back. False: it was already, and that is not recorded yet.
-    pub(crate) fn begin_shrink(&self) -> bool {
-        !std::mem::replace(&mut self.state().shrinking, true)
+    /// It is ordered to give these chunks back. False: it was already, and that is not recorded yet.
+    pub(crate) fn begin_shrink(&self, leaving: Vec<u32>) -> bool {
+        let mut state = self.state();
+        if state.leaving.is_some() {
+            return false;
+        }
+        (state.leaving, state.have_left) = (Some(leaving), false);
+        true
     }
 
-    /// That order was refused.
-    pub(crate) fn cancel_shrink(&self) {
-        self.state().shrinking = false;
+    /// That order was refused, or what it gave back is recorded.
+    pub(crate) fn end_shrink(&self) {
+        let mut state = self.state();
+        (state.leaving, state.have_left) = (None, false);
     }
 
     /// Whether it has such an order.
     pub(crate) fn is_shrinking(&self) -> bool {
-        self.state().shrinking
+        self.state().leaving.is_some()
     }
 
-    /// Chunks that it has given back, and that are not recorded yet.
-    pub(crate) fn shrunk(&self) -> u32 {
-        self.state().shrunk
-    }
-
-    /// So many are recorded.
-    pub(crate) fn recorded(&self, chunks: u32) {
-        let mut state = self.state();
-        (state.shrunk, state.shrinking) = (state.shrunk.saturating_sub(chunks), false);
+    /// Chunks that it has given back, and that the record has still.
+    pub(crate) fn have_left(&self) -> Option<Vec<u32>> {
+        let state = self.state();
+        state.leaving.clone().filter(|_| state.have_left)
     }
 
     /// Waits for so long until it was cleaned more often than this, and returns how many pages could not be.
@@ -140,5 +141,19 @@ mod tests {
         signals.begin();
         assert_eq!(signals.lost(), None, "the next cache is not lost");
         assert_eq!(signals.cleaned(), 2);
+    }
+
+    #[test]
+    fn the_chunks_that_leave_are_known_until_that_is_recorded() {
+        let signals = CacheSignals::default();
+        assert!(signals.begin_shrink(vec![7, 8]) && !signals.begin_shrink(vec![5]));
+        assert_eq!(signals.have_left(), None, "it uses them still");
+        assert!(signals.note(&LayoutNotice::CacheShrunk { chunks: 2 }));
+        assert_eq!(signals.have_left(), Some(vec![7, 8]));
+        assert!(signals.is_shrinking());
+        signals.end_shrink();
+        assert!(!signals.is_shrinking() && signals.have_left().is_none());
+        assert!(signals.begin_shrink(vec![5]));
+        assert_eq!(signals.have_left(), None);
     }
 }

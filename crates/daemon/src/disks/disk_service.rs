@@ -81,8 +81,8 @@ pub(crate) struct DiskService {
     controls: Controls,
     leases: leases::DiskLeases,
     caches: Caches,
-    /// Serialises changes of how large disks' parts of caches are.
-    sizes: Mutex<()>,
+    /// Caches with free chunks for a disk that could not have them when they came free.
+    spread_later: Mutex<BTreeSet<Name>>,
     group_numbers: Mutex<groups::Numbers>,
     jobs: Arc<Jobs>,
     /// Scans of all disks of a datastore.
@@ -130,7 +130,7 @@ impl DiskService {
             live,
             leases: leases::DiskLeases::new(controls.host().clone()),
             caches,
-            sizes: Mutex::default(),
+            spread_later: Mutex::default(),
             controls,
             group_numbers: Mutex::default(),
             jobs,

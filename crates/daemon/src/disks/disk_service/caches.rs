@@ -237,8 +237,11 @@ impl DiskService {
                 continue;
             };
             let signals = self.notices.cache_signals(live.name());
-            if let Err(problem) = self.note_shrunk(live) {
-                tracing::warn!(disk = %live.name(), %problem, "chunks of a cache that are free again are not used yet");
+            match self.note_shrunk_unclaimed(live) {
+                Ok(is_late) => again |= is_late,
+                Err(problem) => {
+                    tracing::warn!(disk = %live.name(), %problem, "chunks of a cache that are free again are not used yet");
+                }
             }
             match self.write_back_again(live) {
                 Ok(is_late) => again |= is_late,
@@ -267,7 +270,7 @@ impl DiskService {
                 again = true;
             }
         }
-        again
+        self.spread_again() || again
     }
 
     /// The same for one disk, during a command that has its claim for long: its requests may wait for that.

@@ -175,12 +175,12 @@ impl DiskService {
     /// Changes a disk's size. Guests see growth at once; shrinking needs a detached disk.
     pub(crate) fn resize(&self, name: &Name, order: api::DiskResize) -> Outcome<api::Disk> {
         let what = format!("cannot resize disk {name}");
-        let _claim = self.claim(name, &what)?;
+        let claim = self.claim(name, &what)?;
         let (mut found, _turn) = self.find_to_change(name)?;
         self.must_be_resizable(&mut found)
             .map_err(|e| e.within(&what))?;
         if found.descriptor.has_layout() {
-            return self.resize_members(found, order, &what);
+            return self.resize_members(found, order, &claim, &what);
         }
         let before = found.descriptor.size.0;
         let after = order.size_bytes;
@@ -237,7 +237,7 @@ impl DiskService {
                 && live.size() < after
             {
                 live.resize(after)?;
-                self.has_grown(&live);
+                self.has_grown(&live, &claim);
             }
         }
         tracing::info!(disk = %name, before, after, "resized");
@@ -247,7 +247,7 @@ impl DiskService {
     /// Deletes a disk and its data.
     pub(crate) fn delete(&self, name: &Name) -> Outcome<()> {
         let what = format!("cannot delete disk {name}");
-        let _claim = self.claim(name, &what)?;
+        let claim = self.claim(name, &what)?;
         let found = self.find(name)?;
         if self.live.get(name).is_some() {
             return Err(attached(name, what, "its guests would lose their data"));
@@ -260,7 +260,7 @@ impl DiskService {
         }
         if let Some(flash) = &found.descriptor.flash {
             self.give_back(flash, found.descriptor.uuid)?;
-            self.spread(&flash.cache);
+            self.spread(&flash.cache, Some(&claim));
         }
         self.delete_outdated(&found);
         self.forget_agreed(&found)?;

@@ -17,6 +17,9 @@ use tidegate_api::problem::{Problem, ProblemCode};
 
 use crate::os_error::Outcome;
 
+/// How long a command waits for a brief claim. Origin: far longer than an order to the engine takes.
+const BRIEFLY: Duration = Duration::from_secs(5);
+
 /// See the module.
 #[derive(Default)]
 pub(super) struct Claims {
@@ -31,6 +34,8 @@ struct Claimed {
     /// The datastore that must not be removed meanwhile, if any.
     datastore: Option<Name>,
     detach: Detach,
+    /// No command has it, and it ends soon.
+    is_brief: bool,
 }
 
 /// Progress of a claimed disk's detach.
@@ -90,13 +95,18 @@ impl Claim {
 }
 
 impl Claims {
-    /// Takes the right to work on a disk. `what` describes the failed action if the disk is claimed already.
+    /// Takes the right to work on a disk. `what` describes the failed action if the disk is claimed already. Waits for a
+    /// brief claim to end.
     pub(super) fn claim(
         self: &Arc<Claims>,
         name: &Name,
         what: impl Into<String>,
     ) -> Outcome<Claim> {
+        let until = Instant::now() + BRIEFLY;
         let mut table = self.table();
+        while table.get(name).is_some_and(|claimed| claimed.is_brief) && Instant::now() < until {
+            table = self.wait(table, until.saturating_duration_since(Instant::now()));
+        }
         if let Some(claimed) = table.get(name) {
             let refused = Problem::new(ProblemCode::Busy, what);
             return Err(match claimed.detach {
@@ -111,10 +121,30 @@ impl Claims {
         }
         table.insert(name.clone(), Claimed::default());
         drop(table);
-        Ok(Claim(Arc::new(Held {
+        Ok(self.held(name))
+    }
+
+    /// Takes the right to work on a disk for a moment, beside the commands. None: the disk is claimed already. The holder
+    /// waits for no other claim.
+    pub(super) fn claim_briefly(self: &Arc<Claims>, name: &Name) -> Option<Claim> {
+        let mut table = self.table();
+        if table.contains_key(name) {
+            return None;
+        }
+        let claimed = Claimed {
+            is_brief: true,
+            ..Claimed::default()
+        };
+        table.insert(name.clone(), claimed);
+        drop(table);
+        Some(self.held(name))
+    }
+
+    fn held(self: &Arc<Claims>, name: &Name) -> Claim {
+        Claim(Arc::new(Held {
             claims: Arc::clone(self),
             name: name.clone(),
-        })))
+        }))
     }
 
     /// Every claimed disk, with the datastore that must not be removed.

@@ -170,7 +170,7 @@ impl DiskService {
         attached
     }
 
-    fn is_still(&self, live: &Arc<Attached>) -> bool {
+    pub(super) fn is_still(&self, live: &Arc<Attached>) -> bool {
         let now = self.live.get(live.name());
         now.is_some_and(|now| Arc::ptr_eq(&now, live))
     }

@@ -25,6 +25,7 @@ use tidegate_core::layout::cache::{CacheMode, PAGE};
 use tidegate_core::layout::{CacheReport, LayoutOrder};
 use tidegate_engine::Flash;
 
+use super::claims::Claim;
 use super::{DiskService, must_be_home};
 use crate::caches::chunks::{self, Wanted};
 use crate::caches::{Devices, Record};
@@ -79,7 +80,6 @@ impl DiskService {
         Ok(self
             .jobs
             .start_once(job, name.clone(), remedy, move |progress| {
-                let _claim = claim;
                 let caches =
                     [&before, &after].map(|flash| flash.as_ref().map(|it| it.cache.clone()));
                 let changed = match &live {
@@ -89,7 +89,7 @@ impl DiskService {
                 caches
                     .iter()
                     .flatten()
-                    .for_each(|cache| service.spread(cache));
+                    .for_each(|cache| service.spread(cache, Some(&claim)));
                 changed.map_err(|e| e.within(what))
             }))
     }
@@ -445,9 +445,9 @@ impl DiskService {
     }
 
     /// An attached disk has grown: perhaps it gets more of its cache.
-    pub(super) fn has_grown(&self, live: &Attached) {
+    pub(super) fn has_grown(&self, live: &Attached, claim: &Claim) {
         if let Some(using) = live.cache() {
-            self.spread(&using.cache);
+            self.spread(&using.cache, Some(claim));
         }
     }
 

@@ -16,6 +16,7 @@ use tidegate_core::layout::{DATA_AT, LayoutSpec};
 
 use super::DiskService;
 use super::change::{Held, Purpose, describe_new, must_be_a_device, must_be_free, must_have_room};
+use super::claims::Claim;
 use super::members::{not_there, share_a_lease};
 use crate::config::plan::{self, ImagePlan, layout};
 use crate::host;
@@ -141,6 +142,7 @@ impl DiskService {
         &self,
         mut disk: Found,
         order: api::DiskResize,
+        claim: &Claim,
         what: &str,
     ) -> Outcome<api::Disk> {
         let spec = layout::of(&disk.descriptor)?;
@@ -197,7 +199,7 @@ impl DiskService {
             && live.size() < after
         {
             live.resize(after)?;
-            self.has_grown(&live);
+            self.has_grown(&live, claim);
         }
         tracing::info!(disk = %disk.name, before, after, "resized");
         self.disk(&disk.name)

@@ -85,12 +85,13 @@ impl DiskService {
                 self.announce(cache, &record, user);
             }
             if step < user.has
-                && let Err(problem) = self.order_shrink(&user.live, user.has - step)
+                && let Some(claim) = self.claim_part(&user.live)
+                && let Err(problem) = self.order_shrink(&claim, &user.live, cache, step)
             {
                 tracing::warn!(disk = %user.live.name(), %cache, %problem, "a disk keeps its part of a cache");
             }
         }
-        self.spread(cache);
+        self.spread(cache, None);
         Ok(())
     }
 

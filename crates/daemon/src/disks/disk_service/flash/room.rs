@@ -1,9 +1,11 @@
 //! Room in a cache for a disk: its part, for which others give back some of theirs if that is necessary.
 //!
 //! # Always true
-//! - while a disk gives chunks back it gets none, so the last ones of the record are those that it gives
+//! - a disk's part changes only under the disk's claim
+//! - while a disk gives chunks back it gets none, until the record does not name those any more
 //! - the record names chunks before a disk uses them, and until it does not use them any more
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tidegate_api::cache::FlashUse;
@@ -16,6 +18,7 @@ use super::{DiskService, new_attachment, wanted};
 use crate::caches::Record;
 use crate::caches::chunks::{self, Part, Wanted};
 use crate::disks::attached::{Attached, CacheInUse};
+use crate::disks::disk_service::claims::Claim;
 use crate::disks::disk_service::locked;
 use crate::os_error::Outcome;
 use crate::store::Found;
@@ -80,7 +83,7 @@ impl DiskService {
 
     fn gives(&self, cache: &Name, record: &Record, part: &Part, left: usize) -> Outcome<bool> {
         let (name, uuid) = (&part.disk, part.uuid);
-        let _claim = self.claim(
+        let claim = self.claim(
             name,
             format!("cannot take a part of cache {cache} from disk {name}"),
         )?;
@@ -119,8 +122,7 @@ impl DiskService {
         }
         let until = Instant::now() + GIVING;
         while Instant::now() < until {
-            self.note_shrunk(&live)?;
-            // Somebody else may have recorded it.
+            self.note_shrunk(&claim, &live)?;
             let record = self.caches.record(cache)?;
             let part = record.parts.iter().find(|part| part.uuid == uuid);
             let has = part.map_or(0, |part| part.chunks.len());
@@ -128,90 +130,144 @@ impl DiskService {
                 return Ok(true);
             }
             // An earlier order may have asked for less.
-            self.order_shrink(&live, has - left)?;
+            self.order_shrink(&claim, &live, cache, left)?;
             std::thread::sleep(EVERY);
         }
         Ok(false)
     }
 
-    /// Has a disk's cache give back chunks, in the background. Nothing happens if it does that already.
-    pub(super) fn order_shrink(&self, live: &Attached, count: usize) -> Outcome<()> {
-        let _sizes = locked(&self.sizes);
+    /// Has a disk's cache give back all chunks but so many, in the background. Nothing happens if it gives some back already.
+    pub(in super::super) fn order_shrink(
+        &self,
+        _claim: &Claim,
+        live: &Attached,
+        cache: &Name,
+        left: usize,
+    ) -> Outcome<()> {
+        let Some(descriptor) = live.descriptor() else {
+            return Ok(());
+        };
+        let record = self.caches.record(cache)?;
+        let mut parts = record.parts.iter();
+        let part = parts.find(|part| part.uuid == descriptor.uuid);
+        let leaving = part.and_then(|part| part.chunks.get(left..));
+        let leaving = leaving.unwrap_or_default();
         let signals = self.notices.cache_signals(live.name());
-        if !signals.begin_shrink() {
+        if leaving.is_empty() || !signals.begin_shrink(leaving.to_vec()) {
             return Ok(());
         }
-        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        let count = u32::try_from(leaving.len()).unwrap_or(u32::MAX);
         let ordered = live.order(LayoutOrder::ShrinkCache { count });
         if ordered.is_err() {
-            signals.cancel_shrink();
+            signals.end_shrink();
         }
         ordered
     }
 
     /// Records that a disk's cache has given chunks back.
-    pub(in super::super) fn note_shrunk(&self, live: &Attached) -> Outcome<()> {
-        let _sizes = locked(&self.sizes);
+    fn note_shrunk(&self, _claim: &Claim, live: &Attached) -> Outcome<()> {
         let signals = self.notices.cache_signals(live.name());
-        let count = signals.shrunk();
-        let (Some(using), Some(descriptor)) = (live.cache(), live.descriptor()) else {
-            return Ok(());
-        };
-        match count {
-            0 => Ok(()),
-            count => {
-                self.caches
-                    .take_last(&using.cache, descriptor.uuid, count as usize)?;
-                signals.recorded(count);
-                Ok(())
-            }
+        if let Some(chunks) = signals.have_left()
+            && let (Some(using), Some(descriptor)) = (live.cache(), live.descriptor())
+        {
+            self.caches.take(&using.cache, descriptor.uuid, chunks)?;
+            signals.end_shrink();
+        }
+        Ok(())
+    }
+
+    /// The same, if no command has the disk's claim. Returns whether one has it.
+    pub(in super::super) fn note_shrunk_unclaimed(&self, live: &Arc<Attached>) -> Outcome<bool> {
+        let signals = self.notices.cache_signals(live.name());
+        if signals.have_left().is_none() {
+            return Ok(false);
+        }
+        match self.claim_part(live) {
+            Some(claim) => self.note_shrunk(&claim, live).map(|()| false),
+            None => Ok(true),
         }
     }
 
-    /// Gives free chunks of a cache to the attached disks that have less than is planned, or than their fair part.
-    pub(in super::super) fn spread(&self, cache: &Name) {
+    /// The right to change a disk's part. None: a command works on the disk, or it is not attached any more.
+    pub(in super::super) fn claim_part(&self, live: &Arc<Attached>) -> Option<Claim> {
+        let claim = self.claims.claim_briefly(live.name());
+        claim.filter(|_| self.is_still(live))
+    }
+
+    /// Gives free chunks of a cache to the attached disks that have less than is planned, or than their fair part. A disk that
+    /// another command works on gets them later. `held` is the caller's claim.
+    pub(in super::super) fn spread(&self, cache: &Name, held: Option<&Claim>) {
         for live in self.live.all() {
             let uses = |using: CacheInUse| using.cache == *cache && !using.is_given_up;
-            if live.cache().is_some_and(uses)
-                && let Err(problem) = self.grow_part(cache, &live)
-            {
-                tracing::warn!(disk = %live.name(), %cache, %problem, "a disk gets no more of a cache now");
+            if !live.cache().is_some_and(uses) {
+                continue;
+            }
+            match self.grow_part(cache, &live, held) {
+                Ok(true) => {}
+                Ok(false) => {
+                    locked(&self.spread_later).insert(cache.clone());
+                    self.notices.note_cache();
+                }
+                Err(problem) => {
+                    tracing::warn!(disk = %live.name(), %cache, %problem, "a disk gets no more of a cache now");
+                }
             }
         }
     }
 
-    fn grow_part(&self, cache: &Name, live: &Attached) -> Outcome<()> {
+    /// Spreads what could not be spread before. Returns whether some of it cannot now.
+    pub(in super::super) fn spread_again(&self) -> bool {
+        let caches = std::mem::take(&mut *locked(&self.spread_later));
+        caches.iter().for_each(|cache| self.spread(cache, None));
+        !locked(&self.spread_later).is_empty()
+    }
+
+    /// Gives an attached disk free chunks. Returns false if that is to be tried later.
+    fn grow_part(&self, cache: &Name, live: &Arc<Attached>, held: Option<&Claim>) -> Outcome<bool> {
         let Some(descriptor) = live.descriptor() else {
-            return Ok(());
+            return Ok(true);
         };
         let Some(flash) = &descriptor.flash else {
-            return Ok(());
+            return Ok(true);
         };
+        let uuid = descriptor.uuid;
         let record = self.caches.record(cache)?;
         let shares = descriptor.policy.shares.get();
         let wanted = Wanted {
             planned: live.part().planned().map(|planned| planned.step),
             ..wanted(flash, &record, shares, live.size())
         };
-        let _sizes = locked(&self.sizes);
-        // The record loses the last chunks once it has given them back.
-        if self.notices.cache_signals(live.name()).is_shrinking() {
-            return Ok(());
+        if record.offer(uuid, wanted).is_none() {
+            return Ok(true);
         }
-        while let Some((first, count)) = self.caches.extend(cache, descriptor.uuid, wanted)? {
+        let taken;
+        let claim = match held.filter(|claim| claim.name() == live.name()) {
+            Some(held) => held,
+            None => {
+                taken = self.claim_part(live);
+                match &taken {
+                    Some(taken) => taken,
+                    None => return Ok(false),
+                }
+            }
+        };
+        self.note_shrunk(claim, live)?;
+        if self.notices.cache_signals(live.name()).is_shrinking() {
+            return Ok(false);
+        }
+        while let Some((first, count)) = self.caches.extend(cache, uuid, wanted)? {
             if let Err(problem) = live.order(LayoutOrder::GrowCache { first, count }) {
-                self.caches
-                    .take_last(cache, descriptor.uuid, count as usize)?;
+                self.caches.take(cache, uuid, first..first + count)?;
                 // A part that was small at first has too short a journal.
                 return match problem.code {
                     ProblemCode::Unsupported => {
                         live.part().fix();
-                        Ok(())
+                        Ok(true)
                     }
                     _ => Err(problem),
                 };
             }
         }
-        Ok(())
+        Ok(true)
     }
 }
