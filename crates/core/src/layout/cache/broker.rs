@@ -5,7 +5,7 @@
 //!
 //! A chunk goes where it adds most hits, weighted by shares. A curve may fall in one step, so the search looks ahead: it
 //! compares the hits of each chunk on the way to each point of each curve, and gives all chunks up to the best point. A plan
-//! holds until another one is better by [`GAIN`], and is carried out in steps.
+//! holds until another one is better by 3 % of the hits, and is carried out in steps.
 //!
 //! # Picture
 //! ```text
