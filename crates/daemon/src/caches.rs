@@ -301,7 +301,7 @@ impl Caches {
             return Ok(None);
         };
         let journal = wanted.journal(record.chunks(), record.chunk.0);
-        let part = Part {
+        let mut part = Part {
             disk: disk.clone(),
             dirty: false,
             uuid,
@@ -312,6 +312,7 @@ impl Caches {
                 .unwrap_or(0),
             chunks,
         };
+        part.keep_journal(record.chunk.0);
         let area = part.area(record.chunk.0);
         record.parts.push(part);
         self.put(name, record)?;
@@ -345,7 +346,8 @@ impl Caches {
         chunks: impl IntoIterator<Item = u32>,
     ) -> Outcome<()> {
         let taken: BTreeSet<u32> = chunks.into_iter().collect();
-        self.change_part(name, uuid, |part| {
+        self.change_part(name, uuid, |part, chunk| {
+            part.keep_journal(chunk);
             part.chunks.retain(|chunk| !taken.contains(chunk));
         })
     }
@@ -381,7 +383,7 @@ impl Caches {
 
     /// Leaves a disk only so many chunks. The disk does not use the cache now, and what it had there is void.
     pub(crate) fn shrink(&self, name: &Name, uuid: Uuid, chunks: usize) -> Outcome<()> {
-        self.change_part(name, uuid, |part| part.chunks.truncate(chunks))
+        self.change_part(name, uuid, |part, chunk| part.truncate(chunks, chunk))
     }
 
     /// Records whether a disk's part may have what the disk does not. Returns whether there is such a part.
@@ -403,16 +405,22 @@ impl Caches {
 
     /// Takes a disk's part from it. The disk does not use the cache any more.
     pub(crate) fn release(&self, name: &Name, uuid: Uuid) -> Outcome<()> {
-        self.change_part(name, uuid, |part| part.chunks.clear())
+        self.change_part(name, uuid, |part, _| part.chunks.clear())
     }
 
-    fn change_part(&self, name: &Name, uuid: Uuid, change: impl FnOnce(&mut Part)) -> Outcome<()> {
+    fn change_part(
+        &self,
+        name: &Name,
+        uuid: Uuid,
+        change: impl FnOnce(&mut Part, u64),
+    ) -> Outcome<()> {
         let _changing = locked(&self.changing);
         let mut record = self.record(name)?;
+        let chunk = record.chunk.0;
         let Some(part) = record.parts.iter_mut().find(|part| part.uuid == uuid) else {
             return Ok(());
         };
-        change(part);
+        change(part, chunk);
         record.parts.retain(|part| !part.chunks.is_empty());
         record::write(&self.folder, name, &record)
     }

@@ -27,7 +27,8 @@ pub(crate) struct Part {
     pub(crate) uuid: Uuid,
     /// The disk's shares then.
     pub(crate) shares: u32,
-    /// How many of its chunks are for the journal: the first ones. 0: as many as the others need.
+    /// How many of its chunks are for the journal: the first ones. 0, in a record of an earlier version: as many as the others
+    /// need.
     #[serde(default)]
     pub(crate) journal: usize,
     /// Its chunks, in order.
@@ -49,6 +50,22 @@ pub(crate) struct Wanted {
 }
 
 impl Part {
+    /// Notes how long its journal is, so that it stays so long if the part gets smaller.
+    pub(crate) fn keep_journal(&mut self, chunk: u64) {
+        if self.journal == 0 {
+            self.journal = Area::journal_chunks(chunk, self.chunks.len()).unwrap_or(0);
+        }
+    }
+
+    /// The part of a disk that does not use it gets smaller: what it has is void, and its journal may become shorter.
+    pub(crate) fn truncate(&mut self, chunks: usize, chunk: u64) {
+        self.chunks.truncate(chunks);
+        if 2 * self.journal > self.chunks.len() {
+            self.journal = 0;
+        }
+        self.keep_journal(chunk);
+    }
+
     /// Where the part is on each device.
     pub(crate) fn area(&self, chunk: u64) -> Option<Area> {
         if self.journal == 0 {
@@ -293,6 +310,22 @@ mod tests {
         let last = u32::try_from(journal).unwrap();
         let area = Area::of(chunk, (1..=last).collect(), (last + 1..4096).collect());
         assert!(area.is_some(), "{journal}");
+    }
+
+    #[test]
+    fn a_part_that_gets_smaller_has_its_journal_where_it_was() {
+        let chunk = 1 << 20;
+        let mut used = part(1, 1000, (1..=400).collect());
+        let before = used.area(chunk).unwrap();
+        assert!(before.journal().len() > 1);
+        used.keep_journal(chunk);
+        used.chunks.truncate(100);
+        let after = used.area(chunk).unwrap();
+        assert_eq!(after.journal(), before.journal());
+        // What a detached disk has is void: its journal need not stay.
+        used.journal = 60;
+        used.truncate(50, chunk);
+        assert_eq!(used.area(chunk).unwrap().journal().len(), 1);
     }
 
     #[test]
