@@ -137,3 +137,39 @@ fn as_many_requests_as_a_ring_has_wait_for_one_block_and_fail_together() {
         assert_eq!(world.answers.len(), 32_768);
     });
 }
+
+#[test]
+fn what_becomes_clean_while_zeroes_wait_for_the_journal_is_given_up_as_well() {
+    let mut world = World::of_mode(16, Some(Params::LRU), CacheMode::WriteBack);
+    for _ in 0..3 {
+        world.write(0, PAGE);
+    }
+    order(&mut world, LayoutOrder::CleanCache);
+    world.pass(Span::from_secs(2));
+    assert_eq!(world.cache().dirty, 0);
+    // One block is dirty, and the flush that makes it clean is under way.
+    world.write(4096, 4096);
+    world.keeps = Keeps::All;
+    order(&mut world, LayoutOrder::CleanCache);
+    while world.last != Some(Op::Flush) {
+        let next = world.kept.remove(0);
+        world.handle(next);
+    }
+    let flush = world.kept.remove(0);
+    assert!(world.kept.is_empty());
+    // Zeroes come past the cache: the clean block is given up, and that is recorded.
+    world.keeps = Keeps::Blocks;
+    let answered = world.answers.len();
+    world.request(Op::WriteZeroes, 0, 8192);
+    assert!(!world.kept.is_empty());
+    world.handle(flush);
+    while !world.kept.is_empty() {
+        let next = world.kept.remove(0);
+        world.handle(next);
+    }
+    assert_eq!(world.answers.len(), answered + 1);
+    world.keeps = Keeps::Nothing;
+    world.reads = [0, 0];
+    world.read(4096, 4096);
+    assert_eq!(world.reads, [1, 0], "the disk has what is newest");
+}

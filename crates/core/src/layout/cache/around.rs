@@ -49,7 +49,14 @@ impl Cache {
             return self.advance_cleaner(cx);
         }
         self.ops.at(number).stage = Stage::GivesUpClean;
-        match self.give_up(cx, start, end, false) {
+        self.give_up_clean(cx, number);
+    }
+
+    /// Gives up the clean blocks of its range, and goes to the disk once there are none. While that is recorded, a flush can make
+    /// dirty blocks clean: they are given up as well.
+    fn give_up_clean(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
+        let io = self.ops.at(number).io;
+        match self.give_up(cx, io.offset, io.offset + io.len, false) {
             Some(change) => {
                 self.after(change, Waiter::Op(number));
                 self.advance_journal(cx);
@@ -207,7 +214,7 @@ impl Cache {
     /// The blocks that it gave up are durably given up.
     pub(super) fn around_recorded(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
         match self.ops.at(number).stage {
-            Stage::GivesUpClean => self.around_to_disk(cx, number),
+            Stage::GivesUpClean => self.give_up_clean(cx, number),
             _ => self.end(cx, number),
         }
     }
