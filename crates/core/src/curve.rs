@@ -205,6 +205,14 @@ impl Sampler {
         self.curve_of(Of::All)
     }
 
+    /// The same without points if too few accesses were sampled: that costs nearly nothing.
+    pub fn curve_if_known(&self) -> Curve {
+        match &self.sampled {
+            Some(sampled) if !sampled.is_enough() => sampled.without_points(&self.left),
+            _ => self.curve(),
+        }
+    }
+
     /// The curve of some accesses.
     pub fn curve_of(&self, of: Of) -> Curve {
         match &self.sampled {

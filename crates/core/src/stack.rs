@@ -414,7 +414,7 @@ impl Stack {
 
     /// The miss-ratio curve of all accesses.
     pub(crate) fn curve(&self) -> Curve {
-        self.sampler.curve()
+        self.sampler.curve_if_known()
     }
 
     /// The sums of the topmost filter that measures. It sees what the guest sees.

@@ -13,6 +13,7 @@ use super::watched::{self, MayWatch, Watched};
 use super::{Curve, ENOUGH, MOST_PAGES, Of, PAGE, PAGE_BITS, POINTS, Trust, page};
 use crate::request::Op;
 use crate::units::Time;
+use alloc::vec::Vec;
 use core::ops::RangeInclusive;
 
 /// At first one access in so many is drawn, as a binary logarithm.
@@ -266,6 +267,24 @@ impl Sampled {
             sampled,
             distinct_bytes: if is_rough { largest } else { pages * PAGE },
             rate: 1.0 / (1_u64 << self.every) as f64,
+        }
+    }
+
+    /// Whether the curve can be relied on.
+    pub(super) fn is_enough(&self) -> bool {
+        trust(self.drawn, 0.0) == Trust::Enough
+    }
+
+    /// The curve of reads and writes, without its points.
+    pub(super) fn without_points(&self, left: &Left) -> Curve {
+        Curve {
+            points: Vec::new(),
+            since: Some(self.since),
+            accesses: self.all(left).iter().sum(),
+            sampled: self.counted.iter().sum(),
+            distinct_bytes: self.watched.weight() * PAGE,
+            rate: 1.0 / (1_u64 << self.every) as f64,
+            trust: Trust::FewAccesses,
         }
     }
 

@@ -24,7 +24,7 @@ const SPARE: u32 = 16;
 /// Of so many pages the one with the fewest blocks to move is taken.
 const LOOKED_AT: usize = 8;
 
-/// After a page that could not be joined. Origin: chosen; it is not read all the time.
+/// After a page that could not be read. Origin: chosen; it is not read all the time.
 const AGAIN: Span = Span::from_secs(10);
 
 /// See the module.
@@ -218,9 +218,12 @@ impl Cache {
         self.write_part(cx, part);
     }
 
-    /// A page cannot be joined. Nothing keeps it from being the next one again.
+    /// A page was not joined.
     fn join_ended(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
-        self.joiner.not_before = cx.now() + AGAIN;
+        if self.joinings.peek(number).is_bad {
+            // Nothing keeps it from being the next one again.
+            self.joiner.not_before = cx.now() + AGAIN;
+        }
         let Joining {
             op, slot, arena, ..
         } = self.joinings.remove(number);

@@ -267,7 +267,12 @@ impl IoThread {
             FilterReport::Stats(_) => HISTOGRAMS,
             FilterReport::Nothing | FilterReport::Fault(_) | FilterReport::Trace(_) => 0,
         });
-        let cost = PLACE + CURVE + costs.sum::<usize>();
+        let curve = if report.curve.points.is_empty() {
+            0
+        } else {
+            CURVE
+        };
+        let cost = PLACE + curve + costs.sum::<usize>();
         (Some(DiskReading { disk, now, report }), cost)
     }
 
