@@ -119,7 +119,13 @@ fn is_possible(whole: u32, disks: &[Disk], planned: &[u32], proposed: &[Target])
     let mut parts = disks.iter().zip(planned);
     let is_within =
         |(disk, chunks): (&Disk, &u32)| (disk.min..=disk.max.max(disk.min)).contains(chunks);
-    (most..=u64::from(whole)).contains(&sum) && parts.all(is_within)
+    // What is left must be of no use.
+    let mut wants = disks.iter().zip(planned).map(|(disk, part)| {
+        let gains = disk.curve.is_none() || disk.value(*part) > 0;
+        *part < disk.max && gains
+    });
+    let is_full = sum == u64::from(whole) || !wants.any(|wants| wants);
+    (most..=u64::from(whole)).contains(&sum) && is_full && parts.all(is_within)
 }
 
 /// How much better a plan is than another.
