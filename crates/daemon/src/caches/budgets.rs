@@ -84,14 +84,7 @@ impl Budgets {
         record: impl FnOnce() -> Option<Record>,
     ) -> Option<(Left, bool)> {
         let mut table = locked(&self.table);
-        let spending = match table.get_mut(name) {
-            Some(known) => known.as_mut()?,
-            None => {
-                let record = record()?;
-                let spending = self.load(name, &record, now);
-                table.entry(name.clone()).or_insert(spending).as_mut()?
-            }
-        };
+        let spending = self.of(&mut table, name, now, record)?;
         let mut more = 0;
         for (attachment, bytes) in written {
             let before = spending.seen.get(attachment).copied().unwrap_or(0);
@@ -113,6 +106,32 @@ impl Budgets {
         }
         let bytes = spending.budget.left();
         Some((Left { bytes, is_spent }, is_changed))
+    }
+
+    /// Whether a cache has a budget. `record` is asked for once.
+    pub(crate) fn has(
+        &self,
+        name: &Name,
+        now: Time,
+        record: impl FnOnce() -> Option<Record>,
+    ) -> bool {
+        self.of(&mut locked(&self.table), name, now, record)
+            .is_some()
+    }
+
+    /// The budget of a cache, if it has one.
+    fn of<'a>(
+        &self,
+        table: &'a mut BTreeMap<Name, Option<Spending>>,
+        name: &Name,
+        now: Time,
+        record: impl FnOnce() -> Option<Record>,
+    ) -> Option<&'a mut Spending> {
+        if !table.contains_key(name) {
+            let spending = self.load(name, &record()?, now);
+            table.insert(name.clone(), spending);
+        }
+        table.get_mut(name)?.as_mut()
     }
 
     /// What is left.
@@ -245,6 +264,10 @@ mod tests {
         // A clock of seconds has gone on a bit.
         let day = i64::try_from(DAY).unwrap();
         assert!((0..day / 2).contains(&left(&budgets, &first)));
+        let mut free = record(&["a"]);
+        free.endurance_dwpd = None;
+        let none = "free".parse().unwrap();
+        assert!(!budgets.has(&none, at(0), || Some(free)) && budgets.has(&name, at(0), || None));
         let mut other = first.clone();
         other.uuid = Uuid::from_random([8; 16]);
         budgets.forget(&name);

@@ -11,7 +11,7 @@ use tidegate_api::events::Happening;
 use tidegate_api::name::Name;
 use tidegate_core::layout::LayoutNotice;
 use tidegate_engine::NoticeSink;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use super::cache_signals::CacheSignals;
 
@@ -29,6 +29,8 @@ pub(crate) struct Notices {
     caches: Mutex<BTreeMap<Name, Arc<CacheSignals>>>,
     /// Notified when a cache is clean, or lost.
     cached: Notify,
+    /// Changes when a disk has got a cache.
+    came: watch::Sender<()>,
 }
 
 /// What happened to a disk.
@@ -67,6 +69,18 @@ impl Notices {
     /// Says that a disk was attached with a cache, which may have reported something before.
     pub(crate) fn note_cache(&self) {
         self.cached.notify_one();
+        self.came.send_replace(());
+    }
+
+    /// Waits until this is so. It is looked at again whenever a disk has got a cache.
+    pub(crate) async fn until_a_cache(&self, is_so: impl Fn() -> bool) {
+        let mut came = self.came.subscribe();
+        while !is_so() {
+            // The sender is this.
+            if came.changed().await.is_err() {
+                return;
+            }
+        }
     }
 
     /// Waits until a cache is clean, or lost.

@@ -7,8 +7,8 @@ use std::time::Duration;
 use tidegate_api::cache::FlashMode;
 use tidegate_api::events::Happening;
 use tidegate_api::name::Name;
+use tidegate_core::layout::LayoutOrder;
 use tidegate_core::layout::cache::Admission;
-use tidegate_core::layout::{CacheReport, LayoutOrder};
 
 use super::DiskService;
 use crate::caches::Left;
@@ -21,6 +21,9 @@ const EVERY: Duration = Duration::from_secs(1);
 /// Keeps caches to their write budgets, until it is dropped.
 pub(crate) async fn keep_budgets(disk_service: Arc<DiskService>) {
     loop {
+        // Without a budget nothing is woken.
+        let notices = &disk_service.notices;
+        notices.until_a_cache(|| disk_service.has_budgets()).await;
         tokio::time::sleep(EVERY).await;
         let counting = Arc::clone(&disk_service);
         let counted = os_error::blocking(move || {
@@ -33,29 +36,45 @@ pub(crate) async fn keep_budgets(disk_service: Arc<DiskService>) {
 }
 
 impl DiskService {
+    /// Whether an attached disk uses a cache that has a budget.
+    fn has_budgets(&self) -> bool {
+        let live = self.live.all();
+        let mut used = live.iter().filter_map(|live| live.cache());
+        used.any(|using| !using.is_given_up && self.has_budget(&using.cache))
+    }
+
+    fn has_budget(&self, cache: &Name) -> bool {
+        let record = || self.caches.record(cache).ok();
+        let now = tidegate_engine::now();
+        self.caches.budgets.has(cache, now, record)
+    }
+
     /// Counts what was written to caches, and has them keep to their budgets.
     pub(in super::super) fn count_writes(&self) {
-        let mut caches: BTreeMap<Name, Vec<(Arc<Attached>, u64, CacheReport)>> = BTreeMap::new();
+        let mut caches: BTreeMap<Name, Vec<(Arc<Attached>, u64)>> = BTreeMap::new();
         for live in self.live.all() {
-            if let Some(using) = live.cache().filter(|using| !using.is_given_up)
-                && let Some(report) = live.cache_report()
-            {
+            if let Some(using) = live.cache().filter(|using| !using.is_given_up) {
                 let disks = caches.entry(using.cache).or_default();
-                disks.push((live, using.attachment, report));
+                disks.push((live, using.attachment));
             }
         }
         for (cache, disks) in caches {
-            let written = disks
-                .iter()
-                .map(|(_, number, report)| (*number, report.flash_bytes));
-            let written: Vec<_> = written.collect();
+            // Disks of the others are not asked: that would wake their I/O threads.
+            if !self.has_budget(&cache) {
+                continue;
+            }
             let record = || self.caches.record(&cache).ok();
             let now = tidegate_engine::now();
+            let written = disks.iter().filter_map(|(live, attachment)| {
+                let report = live.cache_report()?;
+                Some((*attachment, report.flash_bytes))
+            });
+            let written: Vec<_> = written.collect();
             let left = self.caches.budgets.spend(&cache, &written, now, record);
             if let Some((left, true)) = left {
                 self.say_budget(&cache, left);
             }
-            for (live, _, _) in &disks {
+            for (live, _) in &disks {
                 if let Err(problem) = self.admit_to_cache(live) {
                     tracing::warn!(disk = %live.name(), %cache, %problem, "a cache does not keep to its write budget yet");
                 }

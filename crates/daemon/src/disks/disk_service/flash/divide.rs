@@ -26,6 +26,14 @@ pub(crate) async fn divide_caches(disk_service: Arc<DiskService>, every: Option<
         return std::future::pending().await;
     };
     loop {
+        let uses = || {
+            disk_service
+                .live
+                .all()
+                .iter()
+                .any(|live| live.cache().is_some())
+        };
+        disk_service.notices.until_a_cache(uses).await;
         tokio::time::sleep(every).await;
         let dividing = Arc::clone(&disk_service);
         let work = move || {
