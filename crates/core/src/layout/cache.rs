@@ -587,7 +587,8 @@ impl Cache {
             let is_sequential = self.note_stream(io.offset, io.len);
             self.ops.at(number).is_sequential = is_sequential;
             if !is_sequential {
-                in_pages(io.offset, io.len).for_each(|piece| self.shadow(cx, piece, true));
+                in_pages(io.offset, io.len)
+                    .for_each(|piece| self.shadow(cx, piece.page, piece.blocks, true));
             }
         }
         let wanted = Wanted {

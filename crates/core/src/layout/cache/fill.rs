@@ -7,8 +7,8 @@
 //! - what is filled is what the disk has: no write of these blocks goes to the disk meanwhile
 //! - a guest that waits for such a page makes its read urgent
 
-use super::write::{Part, at_block};
-use super::{Admission, BACKING, CACHE_BLOCK, Cache, FILL, PAGE, State, Task, blocks_within, tag};
+use super::write::{Part, span_of};
+use super::{Admission, BACKING, Cache, FILL, PAGE, State, Task, blocks_within, tag};
 use crate::layout::{LayoutCx, SubIo};
 use crate::range_lock::Mode;
 use crate::request::{Data, Flags, Op, Outcome};
@@ -58,8 +58,7 @@ impl Cache {
             if missing == 0 {
                 continue;
             }
-            let start = u64::from(page) * PAGE + u64::from(at_block(first(missing)));
-            let end = u64::from(page) * PAGE + u64::from(at_block(last(missing))) + CACHE_BLOCK;
+            let (start, end) = span_of(page, missing);
             if self.lock.is_held(start, end) {
                 continue;
             }
@@ -137,12 +136,4 @@ impl Cache {
     pub(super) fn may_begin(&self) -> bool {
         self.state == State::Ready && !self.cleaner.is_paused && !self.detaching && !self.closing
     }
-}
-
-fn first(blocks: u16) -> usize {
-    blocks.trailing_zeros() as usize
-}
-
-fn last(blocks: u16) -> usize {
-    15 - blocks.leading_zeros() as usize
 }

@@ -59,7 +59,7 @@ impl Cache {
         }
         self.hits += 1;
         if !self.note_stream(io.offset, io.len) {
-            self.shadow_read(cx, page, blocks);
+            self.shadow(cx, page, blocks, false);
             self.policy_hit(cx, slot, page);
         }
         self.map.pin(slot);

@@ -8,7 +8,7 @@
 //! - a block is moved to a place that no durable record names, and is as it was written
 //! - the second slot is free only after the record of the move is durable
 
-use super::write::{Part, at_block, runs};
+use super::write::{Part, at_block, runs, span_of};
 use super::{BLOCKS, CACHE_BLOCK, Cache, JOIN_READ, JOIN_SUM, PAGE, Task, blocks_of, check, tag};
 use crate::layout::{LayoutCx, SubIo, Target};
 use crate::range_lock::Mode;
@@ -80,8 +80,7 @@ impl Cache {
             let Some((page, blocks)) = self.next_join() else {
                 return;
             };
-            let start = u64::from(page) * PAGE + u64::from(at_block(first(blocks)));
-            let end = u64::from(page) * PAGE + u64::from(at_block(last(blocks))) + CACHE_BLOCK;
+            let (start, end) = span_of(page, blocks);
             self.joiner.active += 1;
             let op = self.insert_task(Task::Join, start, end - start);
             self.lock_task(cx, op, Mode::Exclusive);
@@ -231,14 +230,6 @@ impl Cache {
         self.unpin(cx, slot);
         self.unlock(cx, op);
     }
-}
-
-fn first(blocks: u16) -> usize {
-    blocks.trailing_zeros() as usize
-}
-
-fn last(blocks: u16) -> usize {
-    15 - blocks.leading_zeros() as usize
 }
 
 const _: () = assert!(BLOCKS == 16, "masks have 16 bits");

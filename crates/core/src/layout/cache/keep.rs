@@ -8,7 +8,6 @@
 //! - a slot that is free in the map is free in the policy
 
 use super::policy::{Access, CANDIDATES, Params, Policy, Shadows, Streams};
-use super::write::InPage;
 use super::{Cache, PAGE};
 use crate::layout::{LayoutCx, LayoutIo, LayoutNotice};
 use crate::units::{Span, Time};
@@ -127,26 +126,12 @@ impl Cache {
 
     /// Lets the shadows see an access. Long sequences go past the cache whatever the policy is.
     #[inline]
-    pub(super) fn shadow(&mut self, cx: &LayoutCx<'_>, piece: InPage, is_write: bool) {
-        if let Some(shadows) = &mut self.keeper.shadows {
-            let access = Access {
-                page: piece.page,
-                blocks: piece.blocks,
-                is_write,
-                is_sequential: false,
-            };
-            shadows.access(access, cx.now());
-        }
-    }
-
-    /// The same for a read of these blocks of a page.
-    #[inline]
-    pub(super) fn shadow_read(&mut self, cx: &LayoutCx<'_>, page: u32, blocks: u16) {
+    pub(super) fn shadow(&mut self, cx: &LayoutCx<'_>, page: u32, blocks: u16, is_write: bool) {
         if let Some(shadows) = &mut self.keeper.shadows {
             let access = Access {
                 page,
                 blocks,
-                is_write: false,
+                is_write,
                 is_sequential: false,
             };
             shadows.access(access, cx.now());

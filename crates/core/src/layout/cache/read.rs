@@ -120,7 +120,7 @@ impl Cache {
         let mut fills = 0;
         for (nth, piece) in (0..).zip(in_pages(io.offset, io.len)) {
             if !sequential {
-                self.shadow(cx, piece, false);
+                self.shadow(cx, piece.page, piece.blocks, false);
             }
             let slot = self.map.find(piece.page);
             let missing = match slot {

@@ -100,6 +100,14 @@ pub(super) fn at_block(block: usize) -> u32 {
     u32::try_from(block as u64 * CACHE_BLOCK).expect("a page is short")
 }
 
+/// Where on the disk the blocks of a page begin and end, from the first to the last of a mask.
+pub(super) fn span_of(page: u32, blocks: u16) -> (u64, u64) {
+    let begins = u64::from(page) * PAGE;
+    let first = u64::from(blocks.trailing_zeros());
+    let after = u64::from(16 - blocks.leading_zeros());
+    (begins + first * CACHE_BLOCK, begins + after * CACHE_BLOCK)
+}
+
 /// A range of the disk that lies in one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct InPage {
@@ -769,6 +777,13 @@ mod tests {
         );
         let whole: Vec<InPage> = in_pages(3 * PAGE, PAGE).collect();
         assert_eq!((whole.len(), whole[0].blocks), (1, 0xffff));
+    }
+
+    #[test]
+    fn a_mask_spans_from_its_first_block_to_its_last() {
+        assert_eq!(span_of(0, 1), (0, 4096));
+        assert_eq!(span_of(2, 0xffff), (2 * PAGE, 3 * PAGE));
+        assert_eq!(span_of(1, 0b1_0010), (PAGE + 4096, PAGE + 5 * 4096));
     }
 
     #[test]
