@@ -57,6 +57,11 @@ impl Part {
         }
     }
 
+    /// The fewest chunks with which it works: its journal's, and one for pages.
+    pub(crate) fn least(&self) -> usize {
+        FEWEST.max(self.journal + 1)
+    }
+
     /// The part of a disk that does not use it gets smaller: what it has is void, and its journal may become shorter.
     pub(crate) fn truncate(&mut self, chunks: usize, chunk: u64) {
         self.chunks.truncate(chunks);
@@ -161,7 +166,7 @@ pub(crate) fn who_gives(chunks: u32, parts: &[Part], wanted: Wanted) -> Option<(
             .sum::<u64>();
     let fair = u64::from(chunks.saturating_sub(1)) * u64::from(most.shares) / sum.max(1);
     let half = most.chunks.len() / 2;
-    let left = half.max(FEWEST);
+    let left = half.max(most.least());
     let is_above = most.chunks.len() as u64 > fair && left < most.chunks.len();
     is_above.then_some((most.uuid, left))
 }
@@ -291,6 +296,9 @@ mod tests {
         assert_eq!((who, left), (parts[0].uuid, 30));
         let small = [part(1, 1000, vec![1, 2])];
         assert_eq!(who_gives(3, &small, NORMAL), None);
+        let mut journal = part(1, 1000, (1..=100).collect());
+        journal.journal = 50;
+        assert_eq!(who_gives(101, &[journal], NORMAL).unwrap().1, 51);
         assert_eq!(free(101, &parts), 0);
     }
 

@@ -214,7 +214,8 @@ impl Images {
         ids.into_iter()
             .find(|id| !used.contains(id))
             .ok_or_else(|| {
-                let text = "too many replaced images of this disk still have I/O in flight;                         detach the disk once their datastores answer, or restart the host";
+                let text = "too many replaced images of this disk still have I/O in flight; \
+                            detach the disk once their datastores answer, or restart the host";
                 Error::new(Kind::Busy, text)
             })
     }

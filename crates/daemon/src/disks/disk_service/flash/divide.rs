@@ -125,6 +125,7 @@ impl DiskService {
             // The journal takes the first chunks.
             *size = size.saturating_add(chunks(part.journal.max(1)));
         }
+        let least = wanted.enough().max(part.least());
         let most = wanted.max.unwrap_or(usize::MAX).min(wanted.useful);
         let most = match live.part().is_fixed() {
             true => most.min(has),
@@ -134,8 +135,8 @@ impl DiskService {
             curve: is_known.then_some(points),
             accesses,
             shares,
-            min: chunks(wanted.enough()),
-            max: chunks(most.max(wanted.enough())),
+            min: chunks(least),
+            max: chunks(most.max(least)),
             now: chunks(has),
             planned: live.part().planned().map(|planned| planned.target.chunks),
         };
