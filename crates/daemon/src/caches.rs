@@ -31,6 +31,7 @@ use tidegate_engine::datastore::OpenedImage;
 use tidegate_engine::datastore::dir::SharedFile;
 
 use crate::os_error::{self, Outcome};
+use crate::store::Identity;
 use crate::text::new_uuid;
 use budgets::Budgets;
 pub(crate) use budgets::Left;
@@ -176,6 +177,7 @@ impl Caches {
         }
         for path in &order.devices {
             must_be_free(path)?;
+            self.must_be_of_no_cache(path)?;
         }
         let made = devices::prepare(&order.devices, order.size_bytes)?;
         let files = made.open()?;
@@ -209,6 +211,26 @@ impl Caches {
         let open = (0..).zip(files);
         let open = open.map(|(nth, file)| Device::new(Ok(Arc::new(file)), record.label(nth)));
         *locked(&self.opened(name)) = Some(Arc::new(Devices(open.collect())));
+        Ok(())
+    }
+
+    /// Fails if a path is a device of a cache of this host.
+    fn must_be_of_no_cache(&self, path: &Path) -> Outcome<()> {
+        let there = Identity::at(path).ok();
+        let is_same = |device: &PathBuf| {
+            device == path || there.is_some() && Identity::at(device).ok() == there
+        };
+        for (name, record) in self.all()? {
+            if record.is_ok_and(|record| record.devices.iter().any(is_same)) {
+                return Err(Problem::new(
+                    ProblemCode::Busy,
+                    format!("{} is a device of cache {name}", path.display()),
+                )
+                .remedy(format!(
+                    "name another file or device, or remove that cache first: tidegate cache remove {name}"
+                )));
+            }
+        }
         Ok(())
     }
 

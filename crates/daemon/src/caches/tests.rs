@@ -61,6 +61,26 @@ fn a_cache_is_created_found_again_and_removed() {
 }
 
 #[test]
+fn a_device_of_a_cache_becomes_no_other_one_and_that_is_said_at_once() {
+    let place = Place::new();
+    place.create(&place.order("fast", &["a", "b"])).unwrap();
+    let link = place.folder.path().join("link");
+    std::os::unix::fs::symlink(place.folder.path().join("b"), link).unwrap();
+    let began = std::time::Instant::now();
+    for device in ["a", "link"] {
+        let mut order = place.order("other", &["new", device]);
+        order.data = CacheData::Overwrite;
+        let refused = said(place.create(&order));
+        assert!(refused.contains("is a device of cache fast"), "{refused}");
+    }
+    // A file that is missing belongs to its cache still.
+    std::fs::remove_file(place.folder.path().join("a")).unwrap();
+    let refused = said(place.create(&place.order("other", &["a"])));
+    assert!(refused.contains("is a device of cache fast"), "{refused}");
+    assert!(began.elapsed() < devices::PATIENCE, "it waits for nobody");
+}
+
+#[test]
 fn what_has_data_becomes_no_cache_unless_that_is_said() {
     let place = Place::new();
     let path = place.folder.path().join("a");
