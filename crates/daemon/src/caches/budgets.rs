@@ -26,8 +26,9 @@ use tidegate_core::units::{Span, Time};
 use super::{Record, locked};
 use crate::files;
 
-/// How often what is left is stored, but for changes. A crash forgets less than is written meanwhile.
-const STORED_EVERY: Span = Span::from_secs(600);
+/// What is stored is less than what is left, by one part in so many of a day's bytes: what five minutes bring. It is stored
+/// again once half of that is written. So a crash renews nothing, but for what one second writes beyond the other half.
+const RESERVES: u64 = 288;
 /// Uses of disks that are remembered, at most.
 const USES: usize = 4096;
 /// The largest file that is read.
@@ -46,7 +47,11 @@ struct Spending {
     budget: Budget,
     /// What each use of a disk had written on all devices, when that was reported last.
     seen: BTreeMap<u64, u64>,
-    stored_at: Time,
+    /// Bytes to reserve when it is stored.
+    reserve: u64,
+    /// Bytes that the stored number has as written already, and those written since it was stored.
+    reserved: u64,
+    unstored: u64,
 }
 
 /// What a cache may still write.
@@ -64,6 +69,9 @@ struct Stored {
     cache: Uuid,
     left_bytes: i64,
     at_unix_s: u64,
+    /// Bytes that may have been written since then. Zero: the daemon stopped in order.
+    #[serde(default)]
+    reserved_bytes: u64,
 }
 
 impl Budgets {
@@ -98,10 +106,12 @@ impl Budgets {
         // One whose report is late is not counted twice.
         spending.seen.extend(written.iter().copied());
         let was_spent = spending.budget.is_spent();
-        let is_spent = spending.budget.spend(now, more / spending.devices.max(1));
+        let more = more / spending.devices.max(1);
+        let is_spent = spending.budget.spend(now, more);
         let is_changed = is_spent != was_spent;
-        if is_changed || now.since(spending.stored_at) >= STORED_EVERY {
-            spending.stored_at = now;
+        spending.unstored = spending.unstored.saturating_add(more);
+        if is_changed || spending.unstored > spending.reserved / 2 {
+            (spending.unstored, spending.reserved) = (0, spending.reserve);
             self.store(name, spending);
         }
         let bytes = spending.budget.left();
@@ -156,8 +166,9 @@ impl Budgets {
 
     /// Stores what is left of all: the daemon stops.
     pub(crate) fn store_all(&self) {
-        for (name, spending) in &*locked(&self.table) {
+        for (name, spending) in &mut *locked(&self.table) {
             if let Some(spending) = spending {
+                (spending.unstored, spending.reserved) = (0, 0);
                 self.store(name, spending);
             }
         }
@@ -174,6 +185,7 @@ impl Budgets {
                 let mut budget = Budget::new(per_day, stored.left_bytes, now);
                 let passed = unix_s().saturating_sub(stored.at_unix_s);
                 budget.fill(Span::from_secs(passed));
+                budget.spend(now, stored.reserved_bytes);
                 budget
             }
         };
@@ -182,7 +194,10 @@ impl Budgets {
             devices: record.devices.len() as u64,
             budget,
             seen: BTreeMap::new(),
-            stored_at: now,
+            reserve: per_day / RESERVES,
+            // The first bytes are stored at once.
+            reserved: 0,
+            unstored: 0,
         })
     }
 
@@ -191,6 +206,7 @@ impl Budgets {
             cache: spending.cache,
             left_bytes: spending.budget.left(),
             at_unix_s: unix_s(),
+            reserved_bytes: spending.reserved,
         };
         let text = toml::to_string(&stored).unwrap_or_default();
         if let Err(error) = files::replace(&self.file(name), text.as_bytes()) {
@@ -260,6 +276,7 @@ mod tests {
         let first = record(&["a"]);
         let budgets = Budgets::new(folder.path());
         budgets.spend(&name, &[(1, DAY)], at(0), || Some(first.clone()));
+        budgets.store_all();
         let budgets = Budgets::new(folder.path());
         // A clock of seconds has gone on a bit.
         let day = i64::try_from(DAY).unwrap();
@@ -272,5 +289,26 @@ mod tests {
         other.uuid = Uuid::from_random([8; 16]);
         budgets.forget(&name);
         assert_eq!(left(&budgets, &other), day);
+    }
+
+    #[test]
+    fn a_crash_at_any_time_renews_nothing_of_a_budget() {
+        let folder = tempfile::tempdir().unwrap();
+        let name: Name = "fast".parse().unwrap();
+        let record = record(&["a"]);
+        let budgets = Budgets::new(folder.path());
+        let reserve = i64::try_from(DAY / RESERVES).unwrap();
+        let step = DAY / RESERVES / 5;
+        for nth in 1..40 {
+            let written = [(1, nth * step)];
+            let spent = budgets.spend(&name, &written, at(0), || Some(record.clone()));
+            let left = spent.unwrap().0.bytes;
+            // Another daemon after a kill. The clock of seconds may have gone on a bit.
+            let after = Budgets::new(folder.path()).left(&name, &record, at(0));
+            let after = after.unwrap().bytes;
+            let second = i64::try_from(DAY / 86_400).unwrap() + 1;
+            assert!(after <= left + 2 * second, "{after} of {left} after {nth}");
+            assert!(after >= left - reserve, "{after} of {left} after {nth}");
+        }
     }
 }
