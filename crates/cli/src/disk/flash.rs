@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use clap::Args;
-use tidegate_api::cache::{DiskFlash, DiskFlashSet, FlashMode, SingleDevice};
+use tidegate_api::cache::{CacheCounts, DiskFlash, DiskFlashSet, FlashMode, SingleDevice};
 use tidegate_api::descriptor::CacheMode;
 use tidegate_api::name::Name;
 use tidegate_api::units::Size;
@@ -107,8 +107,9 @@ pub(super) fn shown(flash: &DiskFlash) -> String {
                 hit_ratio(counts)
             ));
             lines.push(format!(
-                "{} only on flash{}, {} written to flash",
+                "{} {}{}, {} written to flash",
                 figures::bytes(counts.dirty_bytes),
+                dirty_place(flash, counts),
                 dirty_words(counts),
                 figures::bytes(counts.flash_written_bytes_total)
             ));
@@ -128,9 +129,43 @@ pub(super) fn shown(flash: &DiskFlash) -> String {
     lines.join("\n")
 }
 
+/// Where the writes are that the disk does not have durably.
+fn dirty_place(flash: &DiskFlash, counts: &CacheCounts) -> &'static str {
+    match flash.has_dirty || counts.mode == FlashMode::WriteBack {
+        true => "only on flash",
+        false => "not flushed on the datastore",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn unflushed_writes_of_write_through_are_not_called_only_on_flash() {
+        let mut flash = DiskFlash {
+            cache: "nvme0".parse().unwrap(),
+            host: "here".to_owned(),
+            here: true,
+            mode: FlashMode::WriteThrough,
+            has_dirty: false,
+            part_bytes: None,
+            min_bytes: None,
+            max_bytes: None,
+            at_work: Some(CacheCounts {
+                mode: FlashMode::WriteThrough,
+                dirty_bytes: 2 << 20,
+                ..CacheCounts::default()
+            }),
+            problem: None,
+        };
+        let text = shown(&flash);
+        assert!(text.contains("2MiB not flushed on the datastore"), "{text}");
+        // It wrote back until a moment ago, and is being cleaned.
+        flash.has_dirty = true;
+        let text = shown(&flash);
+        assert!(text.contains("2MiB only on flash"), "{text}");
+    }
 
     #[test]
     fn a_guests_cache_mode_and_a_flash_cache_are_told_apart() {

@@ -208,10 +208,21 @@ pub(crate) fn cache_notes(report: &CacheReport, parts: &[Part]) -> Vec<String> {
         "{percent:.0} % of page reads hit its flash cache since it was attached{wait}"
     ));
     if report.dirty > 0 {
-        let dirty = (report.dirty * PAGE) >> 20;
-        notes.push(format!("up to {dirty} MiB of its writes are only on flash"));
+        notes.push(dirty_note(report));
     }
     notes
+}
+
+/// Where the writes are that the disk does not have durably.
+fn dirty_note(report: &CacheReport) -> String {
+    let dirty = (report.dirty * PAGE) >> 20;
+    match report.keeps_dirty {
+        true => format!("up to {dirty} MiB of its writes are only on flash"),
+        // The disk has had each write before it was answered.
+        false => {
+            format!("up to {dirty} MiB of its writes are on the datastore, but not flushed there")
+        }
+    }
 }
 
 fn datastore_of(live: &Attached, member: Target) -> Name {
@@ -244,6 +255,7 @@ fn words(fault: Fault) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tidegate_core::layout::cache::CacheMode;
     use tidegate_core::layout::{LayoutSpec, MemberReport};
 
     fn report(members: &[(MemberState, u32)]) -> LayoutReport {
@@ -299,5 +311,35 @@ mod tests {
             removed,
             "it is degraded: member 1 was removed from datastore b, and its place is empty"
         );
+    }
+
+    #[test]
+    fn unflushed_writes_of_write_through_are_not_called_only_on_flash() {
+        let mut report = CacheReport {
+            mode: CacheMode::WriteThrough,
+            admission: Admission::All,
+            in_use: true,
+            devices: 1,
+            resyncing: false,
+            policy: None,
+            pages: 64,
+            free: 0,
+            dirty: 32,
+            dirty_since: None,
+            time_to_clean: None,
+            keeps_dirty: false,
+            losing: false,
+            hits: 1,
+            misses: 0,
+            fills: 0,
+            read_faults: 0,
+            flash_bytes: 0,
+        };
+        let note = |report: &CacheReport| cache_notes(report, &[]).pop().expect("a note");
+        let unflushed = "up to 2 MiB of its writes are on the datastore, but not flushed there";
+        assert_eq!(note(&report), unflushed);
+        // It wrote back until a moment ago, and is being cleaned.
+        report.keeps_dirty = true;
+        assert_eq!(note(&report), "up to 2 MiB of its writes are only on flash");
     }
 }
