@@ -912,7 +912,13 @@ impl Layout for Cache {
     }
 
     fn block_done(&mut self, cx: &mut LayoutCx<'_>, tag: u64, outcome: BlockOutcome) {
-        let (device, _, number) = untag(tag);
+        let (device, (place, _), number) = untag(tag);
+        if matches!(tag & KIND, HEADER | MARK) {
+            let ended = outcome
+                .as_ref()
+                .map_or_else(|fault| Err(*fault), |_| Ok(()));
+            self.heading.placed(device, place, ended);
+        }
         match tag & KIND {
             OPEN_HEADER => self.header_read(cx, device, number, outcome),
             OPEN_JOURNAL => self.journal_read(cx, number, outcome),

@@ -5,7 +5,7 @@ use super::{
     BLOCK, crash, done, end_all_but, flush, holds, is_journal, op_is_read, opened, request,
 };
 use tidegate_core::layout::cache::CacheMode;
-use tidegate_core::layout::{LayoutNotice, LayoutOrder, Target};
+use tidegate_core::layout::{LayoutNotice, LayoutOrder, Refusal, Target};
 use tidegate_core::request::Op;
 use tidegate_sim::crash::choice::RecordedChoices;
 use tidegate_sim::crash::world::World;
@@ -118,4 +118,42 @@ fn directed_a_device_is_not_used_again_before_all_pages_were_copied() {
     assert!(!world.notices().contains(&rebuilt));
     world.finish();
     alone(world, "a page that was copied last");
+}
+
+/// A device comes back that has two headers: the older one says that it is alone, the newer one names both. Each becomes void,
+/// and the host crashes in between. The device is older than the other one, which is away then: it does not count.
+#[test]
+fn directed_the_older_header_of_a_device_that_comes_back_is_void_first() {
+    let unplug = |world: &mut World, device: u32| {
+        world.plug(&mut RecordedChoices::new(&[3, device]));
+    };
+    let plug_again = |world: &mut World| world.plug(&mut RecordedChoices::new(&[3, 1]));
+    let write = request(Op::Write, BLOCK, 8);
+    for completed in 0..4 {
+        let mut world = opened(2, CacheMode::WriteBack);
+        unplug(&mut world, 1);
+        done(&mut world, &[write]);
+        let alone = world.cache().map(|cache| cache.devices);
+        plug_again(&mut world);
+        world.finish();
+        let both = world.cache().map(|cache| cache.devices);
+        assert_eq!((alone, both), (Some(0b01), Some(0b11)));
+        unplug(&mut world, 0);
+        done(&mut world, &[write]);
+        assert_eq!(world.cache().map(|cache| cache.devices), Some(0b10));
+        plug_again(&mut world);
+        // So many writes to it complete, newest first.
+        for _ in 0..completed {
+            while world.effects() > 0 {
+                world.perform();
+            }
+            let which = (0..world.in_flight()).rev();
+            let which = which.into_iter().find(|which| world.io(*which).0 == 1);
+            world.complete(which.expect("a write of its headers or its ring"), Ok(()));
+        }
+        crash(&mut world, 3);
+        world.finish();
+        let missing = Refusal::Missing(Target(2));
+        assert_eq!(world.opened(), Some(Err(missing)), "{completed} writes");
+    }
 }

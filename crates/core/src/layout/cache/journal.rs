@@ -17,7 +17,7 @@
 //! Log-Structured File System" (TOCS 1992), §3, without segments.
 
 use super::blocks::{Filling, Header, Journalled, Named, Sweep};
-use super::{Cache, HEADER, JOURNAL, MARK, each, tag};
+use super::{Cache, HEADER, JOURNAL, MARK, aux, each, tag};
 use crate::block::BLOCK;
 use crate::layout::{DropCause, LayoutCx, LayoutNotice, Target};
 use crate::request::{Fault, Outcome};
@@ -81,6 +81,8 @@ pub(super) struct Heading {
     pub(super) header: Header,
     /// Where the next header of each device goes: not over its newest one.
     pub(super) places: [u64; 2],
+    /// Where the newest durable header of each device is.
+    pub(super) newest: [u64; 2],
     /// Devices that have not ended the write.
     pending: u32,
     /// What is written has this tail.
@@ -105,10 +107,34 @@ impl Heading {
         }
     }
 
+    /// The next header of each device goes to these places.
+    pub(super) fn go_to(&mut self, places: [u64; 2]) {
+        self.places = places;
+        self.newest = places.map(|place| 1 - place);
+    }
+
+    /// A header has been written to a place of a device, or has failed there: then the older one may still be there.
+    pub(super) fn placed(&mut self, device: Target, place: usize, outcome: Outcome) {
+        let known = match outcome {
+            Ok(()) => &mut self.newest,
+            Err(_) => &mut self.places,
+        };
+        known[usize::from(device.0) - 1] = place as u64;
+    }
+
+    /// The next place of a device's header: not over its newest one.
+    fn take_place(&mut self, device: Target) -> u64 {
+        let next = &mut self.places[usize::from(device.0) - 1];
+        let place = *next;
+        *next = 1 - place;
+        place
+    }
+
     pub(super) fn new(header: Header) -> Heading {
         Heading {
             header,
             places: [0; 2],
+            newest: [1; 2],
             pending: 0,
             writing_tail: 0,
             changed: false,
@@ -384,10 +410,9 @@ impl Cache {
         for device in each(pending) {
             let block = self.heading.header_of(device, self.in_sync);
             let number = low(block.generation);
-            let place = &mut self.heading.places[usize::from(device.0) - 1];
-            let at = self.area.header_at(*place);
-            *place = 1 - *place;
-            cx.write_block(tag(HEADER, number, device), device, at, block.encode());
+            let place = self.heading.take_place(device);
+            let tag = tag(HEADER, number, device) | aux(usize::from(place == 1), 0);
+            cx.write_block(tag, device, self.area.header_at(place), block.encode());
         }
         self.flash_bytes += BLOCK as u64 * u64::from(pending.count_ones());
     }
@@ -441,10 +466,9 @@ impl Cache {
                 generation,
                 ..self.heading.header_of(device, self.in_sync)
             };
-            let place = &mut self.heading.places[usize::from(device.0) - 1];
-            let at = self.area.header_at(*place);
-            *place = 1 - *place;
-            cx.write_block(tag(MARK, 0, device), device, at, header.encode());
+            let place = self.heading.take_place(device);
+            let tag = tag(MARK, 0, device) | aux(usize::from(place == 1), 0);
+            cx.write_block(tag, device, self.area.header_at(place), header.encode());
         }
     }
 

@@ -281,7 +281,7 @@ impl Cache {
         let header = self.header(generation, self.new_epoch(), 1);
         self.journal = Journal::new(header.epoch, 1);
         self.heading = Heading::new(header);
-        self.heading.places = self.places;
+        self.heading.go_to(self.places);
         self.opening().step = Step::Heading;
         self.must_head(cx);
     }
@@ -464,7 +464,7 @@ impl Cache {
             None => Journal::new(epoch, replay.header.tail),
         };
         self.heading = Heading::new(self.header(generation, epoch, self.journal.tail));
-        self.heading.places = self.places;
+        self.heading.go_to(self.places);
         // Until it is durable, the ring is as long as it was.
         self.journal.tail = replay.header.tail;
         self.adopt(cx);

@@ -100,14 +100,15 @@ impl Cache {
         Ok(())
     }
 
-    /// Makes a header of the device void: the older one first, which may say that it was alone. The newer one names both.
+    /// Makes a header of the device void: the older one first, which may say that it was alone. The newer one names both, or says
+    /// that the device is behind. A header that the device has failed to write is not the newer one.
     fn void_header(&mut self, cx: &mut LayoutCx<'_>, device: Target, nth: u64) {
         // It is older than any other one: what the other device has counts, also if its last header is not durable yet.
         let header = super::blocks::Header {
             generation: 0,
             ..self.heading.header_of(device, self.in_sync)
         };
-        let older = self.heading.places[usize::from(device.0) - 1];
+        let older = 1 - self.heading.newest[usize::from(device.0) - 1];
         let at = self.area.header_at(older + nth);
         let tag = tag(SYNC_HEADER, self.resyncs, device);
         cx.write_block(tag, device, at, header.encode());
