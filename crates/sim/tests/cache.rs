@@ -9,7 +9,9 @@ use tidegate_sim::crash::choice::RecordedChoices;
 use tidegate_sim::crash::explore::{Act, Depth, explore, fail_each, requests};
 use tidegate_sim::crash::seeds;
 use tidegate_sim::crash::store::Defects;
-use tidegate_sim::crash::world::{Failing, Formatted, GuestRequest, Over, Setup, Shape, World};
+use tidegate_sim::crash::world::{
+    Failing, Formatted, GuestRequest, Load, Over, Setup, Shape, World,
+};
 
 #[path = "cache/devices.rs"]
 mod devices;
@@ -34,6 +36,7 @@ fn cached(devices: u8, mode: CacheMode) -> Setup {
         filters: vec![FilterSpec::Stats],
         defects: Defects::default(),
         unplugs: false,
+        load: Load::Short,
     }
 }
 

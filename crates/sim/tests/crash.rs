@@ -10,7 +10,7 @@ use tidegate_sim::crash::choice::{Choose, RandomChoices, RecordedChoices};
 use tidegate_sim::crash::explore::{Act, Depth, Failure, explore, fail_each, requests};
 use tidegate_sim::crash::seeds;
 use tidegate_sim::crash::store::Defects;
-use tidegate_sim::crash::world::{Formatted, GuestRequest, Over, Setup, Shape, World};
+use tidegate_sim::crash::world::{Formatted, GuestRequest, Load, Over, Setup, Shape, World};
 
 /// Workloads of two requests, in every way.
 const TWO: Depth = Depth {
@@ -31,6 +31,7 @@ fn disk(shape: Shape, filters: &[&str]) -> Setup {
         filters: filters.collect::<Result<_, _>>().expect("filters"),
         defects: Defects::default(),
         unplugs: false,
+        load: Load::Short,
     }
 }
 
@@ -420,7 +421,12 @@ fn past_failures_of_the_data_path_stay_repaired() {
         let text = std::fs::read_to_string(file.expect("a file").path()).expect("readable");
         let past: toml::Table = text.parse().expect("TOML");
         let word = |key: &str| past[key].as_str().expect("a text").to_owned();
-        let (shape, sectors) = match word("shape").as_str() {
+        let name = word("shape");
+        let (name, load) = match name.strip_suffix(", around") {
+            Some(name) => (name, Load::Around),
+            None => (name.as_str(), Load::Short),
+        };
+        let (shape, sectors) = match name {
             "mirror of 2" => (Shape::Mirror { members: 2 }, SECTORS),
             "wide mirror of 2" => (Shape::Mirror { members: 2 }, WIDE),
             "mirror of 3" => (Shape::Mirror { members: 3 }, SECTORS),
@@ -434,6 +440,7 @@ fn past_failures_of_the_data_path_stay_repaired() {
         let seed = u64::try_from(seed).expect("not negative");
         let setup = Setup {
             sectors,
+            load,
             ..disk(shape, &["stats"])
         };
         if let Err(failure) = seeds::run(&setup, seed, PAST_STEPS) {

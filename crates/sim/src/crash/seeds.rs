@@ -2,6 +2,8 @@
 //!
 //! A run mixes overlapping requests, completions out of order, failed I/Os, changes of filters and crashes.
 
+mod around;
+
 use super::choice::{Choose, RandomChoices, RecordedChoices};
 use super::explore::Failure;
 use super::world::{GuestRequest, Setup, World};
@@ -105,13 +107,17 @@ fn step(world: &mut World, choices: &mut dyn Choose, fails: u32) {
         7 => drop(world.advance_move()),
         32 if world.is_cached() => cache_act(world, choices),
         33 if world.unplugs() => world.plug(choices),
+        34 if world.goes_around() => around_act(world, choices),
         32 if has_more_acts(world.targets()) => match choices.choose(16) {
             1 => world.grow_and_crash(choices),
             2 | 3 => world.grow(),
             _ => {}
         },
         8..32 if world.pending() < MOST_PENDING => {
-            let request = request(world.sectors(), world.grain(), choices);
+            let request = match world.goes_around() && choices.choose(2) == 1 {
+                true => around::request(world.sectors(), choices),
+                false => request(world.sectors(), world.grain(), choices),
+            };
             match choices.choose(4) {
                 0 => world.submit_fickle(request),
                 _ => world.submit(request),
@@ -131,6 +137,15 @@ fn step(world: &mut World, choices: &mut dyn Choose, fails: u32) {
             world.complete(which, outcome);
         }
         _ => {}
+    }
+}
+
+/// What makes requests go past a cache, or ends that, and a disk that grows below it.
+fn around_act(world: &mut World, choices: &mut dyn Choose) {
+    match choices.choose(4) {
+        0 | 1 => world.admit(choices),
+        2 => world.order(LayoutOrder::CleanCache),
+        _ => world.grow_disk(choices),
     }
 }
 

@@ -251,6 +251,15 @@ impl Shape {
     }
 }
 
+/// The random requests of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Load {
+    /// Some sectors, anywhere.
+    Short,
+    /// Also whole blocks of a cache, several of them, and what goes past the cache.
+    Around,
+}
+
 /// What is built, and built again after each crash.
 #[derive(Clone, Debug)]
 pub struct Setup {
@@ -264,4 +273,6 @@ pub struct Setup {
     pub defects: Defects,
     /// Whether its flash devices come and go while it is used.
     pub unplugs: bool,
+    /// How long its random requests are.
+    pub load: Load,
 }

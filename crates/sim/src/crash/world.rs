@@ -22,7 +22,7 @@ use tidegate_core::shard::{Event, Shard};
 use tidegate_core::stack::{Place, Stack};
 use tidegate_core::units::{Span, Time};
 
-pub use super::shape::{Over, Setup, Shape};
+pub use super::shape::{Load, Over, Setup, Shape};
 pub use faults::Failing;
 
 mod cache;

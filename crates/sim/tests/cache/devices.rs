@@ -1,13 +1,13 @@
 //! Devices of a cache that come back: what they lack, and how a start finds that out.
 
-use super::{BLOCK, JOURNAL, cached, crash, done, holds, opened, request};
+use super::{BLOCK, JOURNAL, cached, crash, done, each_kind, holds, opened, request};
 use tidegate_core::layout::cache::CacheMode;
 use tidegate_core::layout::cache::blocks::{Header, Journalled};
 use tidegate_core::layout::{LayoutNotice, LayoutOrder, Refusal, Target};
 use tidegate_core::request::Op;
 use tidegate_sim::crash::choice::RecordedChoices;
 use tidegate_sim::crash::seeds;
-use tidegate_sim::crash::world::{Setup, World};
+use tidegate_sim::crash::world::{Load, Setup, World};
 
 /// A block of the header or of the journal on a device.
 fn block(world: &World, device: usize, at: u64) -> [u8; 4096] {
@@ -51,6 +51,22 @@ fn random_runs_of_a_cached_disk_hold_whose_devices_come_and_go() {
             if let Err(failure) = seeds::run(&setup, seed, 500) {
                 let trace = failure.trace.join("\n");
                 panic!("{mode:?}, seed {seed}: {}\n{trace}", failure.what);
+            }
+        }
+    }
+}
+
+#[test]
+fn random_runs_of_a_cached_disk_hold_whose_requests_go_past_the_cache() {
+    for setup in each_kind() {
+        let setup = Setup {
+            load: Load::Around,
+            ..setup
+        };
+        for seed in 0..40 {
+            if let Err(failure) = seeds::run(&setup, seed, 2_000) {
+                let trace = failure.trace.join("\n");
+                panic!("{:?}, seed {seed}: {}\n{trace}", setup.shape, failure.what);
             }
         }
     }

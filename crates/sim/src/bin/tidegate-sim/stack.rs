@@ -9,7 +9,7 @@ use tidegate_core::layout::cache::CacheMode;
 use tidegate_sim::crash::explore::{Depth, Failure, explore, requests};
 use tidegate_sim::crash::seeds;
 use tidegate_sim::crash::store::Defects;
-use tidegate_sim::crash::world::{Over, Setup, Shape};
+use tidegate_sim::crash::world::{Load, Over, Setup, Shape};
 
 const DEPTH: Depth = Depth {
     longest: 3,
@@ -58,6 +58,7 @@ struct Disk {
     edge: Option<u64>,
     /// Whether its flash devices come and go while it is used.
     unplugs: bool,
+    load: Load,
 }
 
 /// Sectors of a small disk.
@@ -74,6 +75,7 @@ const fn small(name: &'static str, shape: Shape, edge: u64) -> Disk {
         sectors: SMALL,
         edge: Some(edge),
         unplugs: false,
+        load: Load::Short,
     }
 }
 
@@ -91,6 +93,7 @@ const fn cached(name: &'static str, over: Over, devices: u8, mode: CacheMode) ->
         },
         edge: Some(128),
         unplugs: false,
+        load: Load::Short,
     }
 }
 
@@ -103,7 +106,16 @@ const fn unplugged(name: &'static str, devices: u8, mode: CacheMode) -> Disk {
     }
 }
 
-const DISKS: [Disk; 20] = [
+/// The same, with requests that go past the cache.
+const fn around(name: &'static str, over: Over, devices: u8, mode: CacheMode) -> Disk {
+    Disk {
+        edge: None,
+        load: Load::Around,
+        ..cached(name, over, devices, mode)
+    }
+}
+
+const DISKS: [Disk; 26] = [
     small("plain", Shape::Plain, 1),
     small("movable", Shape::Movable, 1),
     small("stripe of 2", Shape::Stripe { targets: 2 }, 8),
@@ -118,6 +130,7 @@ const DISKS: [Disk; 20] = [
         sectors: WIDE,
         edge: None,
         unplugs: false,
+        load: Load::Short,
     },
     cached("write-through", Over::Plain, 1, CacheMode::WriteThrough),
     cached(
@@ -155,6 +168,37 @@ const DISKS: [Disk; 20] = [
     unplugged("write-through, unplugged", 1, CacheMode::WriteThrough),
     unplugged("write-through on 2, unplugged", 2, CacheMode::WriteThrough),
     unplugged("write-back on 2, unplugged", 2, CacheMode::WriteBack),
+    around(
+        "write-through, around",
+        Over::Plain,
+        1,
+        CacheMode::WriteThrough,
+    ),
+    around(
+        "write-through on 2, around",
+        Over::Plain,
+        2,
+        CacheMode::WriteThrough,
+    ),
+    around("write-back, around", Over::Plain, 1, CacheMode::WriteBack),
+    around(
+        "write-back on 2, around",
+        Over::Plain,
+        2,
+        CacheMode::WriteBack,
+    ),
+    around(
+        "write-back over a stripe, around",
+        Over::Stripe,
+        2,
+        CacheMode::WriteBack,
+    ),
+    around(
+        "write-back over a mirror, around",
+        Over::Mirror,
+        2,
+        CacheMode::WriteBack,
+    ),
 ];
 
 fn setup(disk: &Disk) -> Setup {
@@ -164,6 +208,7 @@ fn setup(disk: &Disk) -> Setup {
         filters: vec![FilterSpec::Stats],
         defects: Defects::default(),
         unplugs: disk.unplugs,
+        load: disk.load,
     }
 }
 

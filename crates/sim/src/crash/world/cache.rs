@@ -5,7 +5,7 @@
 use super::{DISK, World};
 use crate::crash::SECTOR;
 use crate::crash::choice::Choose;
-use crate::crash::shape::{CHUNK, DATA, JOURNAL, Shape, Use};
+use crate::crash::shape::{CHUNK, DATA, JOURNAL, Load, Shape, Use};
 use tidegate_core::block::BLOCK;
 use tidegate_core::effect::Effect;
 use tidegate_core::layout::cache::{Admission, CacheMode};
@@ -165,11 +165,7 @@ impl World {
         let count = u32::try_from(flash.len()).expect("few");
         match choices.choose(6) {
             0 | 1 if count == 2 => return self.decay_and_crash(choices),
-            2 if self.has_cache() => {
-                let all = [Admission::All, Admission::Reads, Admission::Nothing];
-                let admission = all[choices.choose(3) as usize];
-                return self.order_now(LayoutOrder::CacheAdmission(admission));
-            }
+            2 if self.has_cache() => return self.admit(choices),
             _ => {}
         }
         if self.unplugged == 0 {
@@ -212,6 +208,20 @@ impl World {
         self.stores[target].read(block, &mut now);
         if now == decayed {
             self.stores[target].write(block, &whole, true);
+        }
+    }
+
+    /// Whether requests go past its cache beside others.
+    pub fn goes_around(&self) -> bool {
+        self.setup.load == Load::Around
+    }
+
+    /// What may enter the cache, from now on.
+    pub fn admit(&mut self, choices: &mut dyn Choose) {
+        if self.has_cache() {
+            let all = [Admission::All, Admission::Reads, Admission::Nothing];
+            let admission = all[choices.choose(3) as usize];
+            self.order_now(LayoutOrder::CacheAdmission(admission));
         }
     }
 

@@ -10,6 +10,11 @@ use tidegate_core::layout::LayoutOrder;
 use tidegate_core::layout::mirror::MEMBERS_MAX;
 use tidegate_core::shard::Event;
 
+/// Sectors of a row of a stripe of two.
+const ROWS: u64 = 16;
+/// A cached disk grows up to so many sectors: eight pages.
+const MOST_SECTORS: u64 = 8 * 128;
+
 impl World {
     /// A mirror gets one more member, whose image is blank. Nothing happens if it has as many as are possible.
     pub fn grow(&mut self) {
@@ -39,6 +44,15 @@ impl World {
         }
         let size = sectors * SECTOR as u64;
         self.handle(Event::Resize { disk: DISK, size });
+    }
+
+    /// A cached disk grows by a few sectors, a few times: its cache has no block that the old end cuts.
+    pub fn grow_disk(&mut self, choices: &mut dyn Choose) {
+        let more = ROWS * (1 + u64::from(choices.choose(3)));
+        let is_open = self.opened == Some(Ok(())) && self.is_cached() && !self.detached;
+        if is_open && self.setup.sectors + more <= MOST_SECTORS {
+            self.resize(self.setup.sectors + more);
+        }
     }
 
     /// A crash after the descriptor names the new member, and before the mirror has it.
