@@ -64,7 +64,7 @@ struct Pending {
     issued: u64,
     /// What the guest writes over its buffer meanwhile.
     fickle: Option<u64>,
-    /// Whether only flash may have had some bytes when it was submitted.
+    /// Whether only flash may have had some bytes when it was submitted or since.
     had_dirty: bool,
 }
 

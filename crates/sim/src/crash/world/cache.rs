@@ -45,7 +45,13 @@ impl World {
             _ => CacheMode::WriteBack,
         };
         self.used.mode = Some(mode);
-        self.used.has_dirty |= mode == CacheMode::WriteBack;
+        if mode == CacheMode::WriteBack {
+            self.used.has_dirty = true;
+            // It may be over before these are answered.
+            for pending in self.pending.values_mut() {
+                pending.had_dirty = true;
+            }
+        }
         self.order(LayoutOrder::CacheMode(mode));
     }
 
