@@ -157,7 +157,12 @@ impl Cleaner {
         let ages = &mut self.ages;
         self.dirty.entry(page).or_insert_with(|| ages.enter(now));
         self.forget(page, blocks);
-        take_from(&mut self.broken, page, blocks);
+        let replaced = self.broken_of(page) & blocks;
+        if replaced != 0 {
+            // What the disk has is older than what was lost: it needs the new bytes instead.
+            take_from(&mut self.broken, page, replaced);
+            self.owe(page, replaced);
+        }
         self.age_at.get_or_insert(now + MAX_AGE);
     }
 
