@@ -694,12 +694,15 @@ impl Cache {
             Task::Copy => self.copy_ops -= 1,
             Task::Join => self.joiner.active -= 1,
         }
-        self.make_room(cx);
-        if op.lock == Locked::No {
-            return;
+        let has_range = op.lock != Locked::No;
+        if has_range {
+            // Before another one gets its number.
+            self.lock.release(number, &mut self.started);
         }
-        self.lock.release(number, &mut self.started);
-        self.start_waiting(cx);
+        self.make_room(cx);
+        if has_range {
+            self.start_waiting(cx);
+        }
     }
 
     /// Begins what has got its range. One that ends at once lets the next ones go on: a loop, because a guest decides how
