@@ -8,6 +8,7 @@ use crate::crash::choice::Choose;
 use crate::crash::shape::{CHUNK, DATA, JOURNAL, Load, Shape, Use};
 use tidegate_core::block::BLOCK;
 use tidegate_core::effect::Effect;
+use tidegate_core::layout::cache::blocks::Header;
 use tidegate_core::layout::cache::{Admission, CacheMode};
 use tidegate_core::layout::{CacheReport, LayoutOrder, Target};
 
@@ -60,6 +61,24 @@ impl World {
         let keeps_dirty = self.cache().is_none_or(|cache| cache.keeps_dirty);
         if self.used.mode == Some(CacheMode::WriteThrough) && !keeps_dirty {
             self.used.has_dirty = false;
+        }
+    }
+
+    /// A start has dropped this target. A flash device without any header has nothing: the other one is alone until it is
+    /// filled.
+    pub(super) fn dropped_as_new(&mut self, target: Target) {
+        let is_flash = self.setup.shape.flash() >> target.0 & 1 == 1;
+        if !is_flash || self.opened.is_some() {
+            return;
+        }
+        let header = |nth: u64| {
+            let mut block = [0; BLOCK];
+            let at = u64::from(JOURNAL) * CHUNK + nth * BLOCK as u64;
+            self.stores[usize::from(target.0)].read(at, &mut block);
+            Header::decode(&block).is_ok()
+        };
+        if ![0, 1].into_iter().any(header) {
+            self.faulty |= 1 << target.0;
         }
     }
 

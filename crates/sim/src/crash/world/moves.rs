@@ -51,6 +51,7 @@ impl World {
             LayoutNotice::CacheCorrupt { .. } => self.decayed |= self.setup.shape.flash(),
             LayoutNotice::CacheCleaned { left: 0 } => self.cache_cleaned(),
             LayoutNotice::CacheShrunk { chunks } => self.cache_shrunk(chunks),
+            LayoutNotice::Dropped { member, .. } => self.dropped_as_new(member),
             _ => {}
         }
         self.moving = match (self.moving, notice) {
