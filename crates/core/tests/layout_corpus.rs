@@ -2,7 +2,11 @@
 
 use proptest::prelude::*;
 use std::path::PathBuf;
+use tidegate_core::layout::cache::blocks::{Header, Journalled};
+use tidegate_core::layout::cache::label::{DeviceLabel, SeenRecord};
 
+#[path = "../../../fuzz/bodies/cache_blocks.rs"]
+mod cache_blocks;
 #[path = "../../../fuzz/bodies/member_label.rs"]
 mod member_label;
 #[path = "../../../fuzz/bodies/mirror_state.rs"]
@@ -33,6 +37,25 @@ fn damaged_and_foreign_labels_are_handled() {
 }
 
 #[test]
+fn damaged_and_contradictory_blocks_of_a_cache_are_handled() {
+    corpus("cache_blocks")
+        .iter()
+        .for_each(|input| cache_blocks::run(input));
+}
+
+#[test]
+fn the_corpus_of_a_cache_has_each_kind_of_block() {
+    let read = |is_one: fn(&[u8]) -> bool| {
+        let corpus = corpus("cache_blocks");
+        assert!(corpus.iter().any(|input| is_one(input)));
+    };
+    read(|input| DeviceLabel::decode(input).is_ok());
+    read(|input| SeenRecord::decode(input).is_ok());
+    read(|input| Header::decode(input).is_ok());
+    read(|input| Journalled::decode(input).is_ok_and(|block| block.records.len() > 60));
+}
+
+#[test]
 fn damaged_and_contradictory_states_are_handled() {
     corpus("mirror_state")
         .iter()
@@ -54,5 +77,6 @@ proptest! {
     fn changed_blocks_are_handled(which: prop::sample::Index, at in 0..200_usize, byte: u8) {
         member_label::run(&changed(&corpus("member_label"), which, at, byte));
         mirror_state::run(&changed(&corpus("mirror_state"), which, at, byte));
+        cache_blocks::run(&changed(&corpus("cache_blocks"), which, at, byte));
     }
 }

@@ -318,6 +318,7 @@ fn record(from: &mut Reader<'_>) -> Result<Record, Unreadable> {
     if count > places.len() {
         return Err(Unreadable::Torn);
     }
+    let mut taken = 0;
     for place in &mut places[..count] {
         let mut placed = Placed {
             slot: u32::from_le_bytes(from.take()),
@@ -325,16 +326,18 @@ fn record(from: &mut Reader<'_>) -> Result<Record, Unreadable> {
             dirty: u16::from_le_bytes(from.take()),
             checks: [0; BLOCKS],
         };
+        // Before its checksums: a record with a block in two slots would be longer than any other.
+        if placed.dirty & !placed.valid != 0 || placed.valid & taken != 0 {
+            return Err(Unreadable::Torn);
+        }
+        taken |= placed.valid;
         for block in super::blocks_of(placed.valid) {
             placed.checks[block] = u16::from_le_bytes(from.take());
-        }
-        if placed.dirty & !placed.valid != 0 {
-            return Err(Unreadable::Torn);
         }
         *place = Some(placed);
     }
     match places {
-        [Some(a), Some(b)] if a.valid & b.valid != 0 || a.slot == b.slot => Err(Unreadable::Torn),
+        [Some(a), Some(b)] if a.slot == b.slot => Err(Unreadable::Torn),
         _ => Ok(Record { page, places }),
     }
 }
