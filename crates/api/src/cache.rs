@@ -31,8 +31,14 @@ pub struct Cache {
     /// For how long its disks have lacked the oldest of them, in seconds. Null: nothing is dirty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty_age_s: Option<f64>,
-    /// Bytes written to its devices since their disks were attached.
+    /// Bytes written to its devices since the daemon was started, also for disks that have left it.
     pub flash_written_bytes_total: u64,
+    /// Of these, bytes of the journals: where pages are and which are dirty, without data of guests.
+    #[serde(default)]
+    pub flash_journal_bytes_total: u64,
+    /// Blocks of 4 KiB that were read from its devices and were not as they were written, each time, since the daemon was started.
+    #[serde(default)]
+    pub corrupt_blocks_total: u64,
     /// Bytes that may be written to each device in a day, if there is a budget.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget_bytes_per_day: Option<u64>,
@@ -147,8 +153,15 @@ pub struct CacheCounts {
     pub fills_total: u64,
     /// Reads of flash that failed.
     pub read_faults_total: u64,
+    /// Blocks of 4 KiB that were read from flash and were not as they were written, each time. They come from the other device, or
+    /// from the disk if it has them.
+    #[serde(default)]
+    pub corrupt_blocks_total: u64,
     /// Bytes written to flash, on all devices.
     pub flash_written_bytes_total: u64,
+    /// Of these, bytes of the journal, which have no data of guests.
+    #[serde(default)]
+    pub flash_journal_bytes_total: u64,
 }
 
 /// The flash cache of a disk.

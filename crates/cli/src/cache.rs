@@ -342,8 +342,22 @@ impl Shown for Answer {
                     None => figures::bytes(self.dirty_bytes),
                 },
             ),
-            ("written", figures::bytes(self.flash_written_bytes_total)),
+            (
+                "written",
+                format!(
+                    "{}, {} of it journal",
+                    figures::bytes(self.flash_written_bytes_total),
+                    figures::bytes(self.flash_journal_bytes_total)
+                ),
+            ),
         ];
+        if self.corrupt_blocks_total > 0 {
+            let text = format!(
+                "{} times a block was not as it was written: a device may be failing",
+                self.corrupt_blocks_total
+            );
+            pairs.push(("corrupt", text));
+        }
         if let Some(budget) = self.budget_bytes_per_day {
             pairs.push(("budget", budget_words(budget, self)));
         }

@@ -8,6 +8,8 @@ use tidegate_core::shard::Event;
 use tidegate_core::units::Span;
 use world::{DISK, SIZE, World};
 
+#[path = "cache/counters.rs"]
+mod counters;
 #[path = "cache/faults.rs"]
 mod faults;
 #[path = "cache/world.rs"]

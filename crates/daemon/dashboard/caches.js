@@ -53,7 +53,8 @@ export class CachesPage {
     const card = {
       badge: h("span", { class: "badge" }), devices: h("p", { class: "muted" }),
       tiles: [tile("size", "size"), tile("used by disks", "used"), tile("page reads that hit", "hits"), tile("only on flash", "dirty"), tile("the oldest of it", "age"),
-        tile("written to flash", "written"), tile("write budget a day", "budget"), tile("left of it", "left")],
+        tile("written to flash", "written"), tile("write budget a day", "budget"), tile("left of it", "left"),
+        tile("blocks read that were not as written", "corrupt")],
       list: new List({
         label: `Disks of cache ${name}`, key: (disk) => disk.disk, href: (disk) => diskHref(disk.disk), sorted: "part", empty: "No disk has a part of it. tidegate disk set DISK --cache NAME",
         columns: [
@@ -87,6 +88,7 @@ export class CachesPage {
     [bytes(cache.size_bytes), bytes(cache.size_bytes - cache.free_bytes), hits(ratio({ hits_total: sum("hits_total"), misses_total: sum("misses_total") })),
       bytes(cache.dirty_bytes), cache.dirty_age_s == null ? "–" : span(cache.dirty_age_s),
       bytes(cache.flash_written_bytes_total), cache.budget_bytes_per_day == null ? "none" : bytes(cache.budget_bytes_per_day), bytes(cache.budget_left_bytes),
+      count(cache.corrupt_blocks_total),
     ].forEach((text, nth) => say(card.tiles[nth].value, text));
     card.list.update(cache.disks);
   }

@@ -37,11 +37,14 @@ use budgets::Budgets;
 pub(crate) use budgets::Left;
 use chunks::{Part, Wanted};
 pub(crate) use record::Record;
+pub(crate) use totals::Total;
+use totals::Totals;
 
 mod budgets;
 pub(crate) mod chunks;
 mod devices;
 mod record;
+mod totals;
 
 /// The least and the most bytes of a cache.
 const SIZES: [u64; 2] = [64 << 20, 4 << 40];
@@ -58,6 +61,8 @@ pub(crate) struct Caches {
     open: Mutex<BTreeMap<Name, Arc<OpenDevices>>>,
     /// What they may still write.
     pub(crate) budgets: Budgets,
+    /// What disks have done with them.
+    pub(crate) totals: Totals,
     /// Serialises changes of records.
     changing: Mutex<()>,
 }
@@ -129,6 +134,7 @@ impl Caches {
         let folder = state.join("caches");
         Caches {
             budgets: Budgets::new(&folder),
+            totals: Totals::default(),
             folder,
             open: Mutex::default(),
             changing: Mutex::default(),
@@ -250,6 +256,7 @@ impl Caches {
         }
         record::remove(&self.folder, name)?;
         self.budgets.forget(name);
+        self.totals.forget(name);
         let open = locked(&self.open).remove(name);
         if let Some(devices) = open.and_then(|open| locked(&open).take()) {
             // Without its label, a device can become another cache.

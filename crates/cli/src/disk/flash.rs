@@ -113,6 +113,12 @@ pub(super) fn shown(flash: &DiskFlash) -> String {
                 dirty_words(counts),
                 figures::bytes(counts.flash_written_bytes_total)
             ));
+            if counts.corrupt_blocks_total > 0 {
+                lines.push(format!(
+                    "{} times a block on flash was not as it was written",
+                    counts.corrupt_blocks_total
+                ));
+            }
             if counts.budget_is_spent {
                 lines.push("write budget of the cache used up: nothing enters it".to_owned());
             }

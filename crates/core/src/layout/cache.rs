@@ -215,8 +215,13 @@ pub struct Cache {
     misses: u64,
     fills: u64,
     read_faults: u64,
-    /// Bytes written to flash.
-    flash_bytes: u64,
+    /// Blocks that were read from flash and were not as they were written, each time.
+    corrupt_blocks: u64,
+    /// When a page with such blocks was reported last.
+    corrupt_said: Option<Time>,
+    /// Bytes of pages written to flash, and those of the journal and of headers.
+    data_bytes: u64,
+    journal_bytes: u64,
 }
 
 enum State {
@@ -463,7 +468,10 @@ impl Cache {
             misses: 0,
             fills: 0,
             read_faults: 0,
-            flash_bytes: 0,
+            corrupt_blocks: 0,
+            corrupt_said: None,
+            data_bytes: 0,
+            journal_bytes: 0,
             setup,
         }
     }
@@ -1034,7 +1042,9 @@ impl Layout for Cache {
             misses: self.misses,
             fills: self.fills,
             read_faults: self.read_faults,
-            flash_bytes: self.flash_bytes,
+            corrupt_blocks: self.corrupt_blocks,
+            flash_bytes: self.data_bytes + self.journal_bytes,
+            journal_bytes: self.journal_bytes,
         })
     }
 

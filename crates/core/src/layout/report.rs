@@ -62,8 +62,12 @@ pub struct CacheReport {
     pub fills: u64,
     /// Reads of flash that failed.
     pub read_faults: u64,
+    /// Blocks that were read from flash and were not as they were written, each time.
+    pub corrupt_blocks: u64,
     /// Bytes that were written to flash, on all devices, with the journal.
     pub flash_bytes: u64,
+    /// Of these, bytes of the journal and of headers, which have no data of guests.
+    pub journal_bytes: u64,
 }
 
 /// The state of one member.

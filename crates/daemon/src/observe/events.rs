@@ -388,7 +388,7 @@ fn of_cache(happening: &Happening) -> String {
             offset_bytes,
         } => format!(
             "cache {cache} does not return what was written at byte {offset_bytes} of disk {disk}, which nothing else has: reads of \
-             that page fail"
+             that page fail; `tidegate cache show {cache}` counts such blocks"
         ),
         Happening::CacheDiscarded { disk, cache } => format!(
             "disk {disk} was attached without what only cache {cache} had: these writes are lost"

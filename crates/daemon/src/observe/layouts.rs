@@ -188,9 +188,24 @@ pub(crate) fn cache_notes(report: &CacheReport, parts: &[Part]) -> Vec<String> {
         notes.push(text.to_owned());
     }
     let all = report.hits + report.misses;
-    if all == 0 {
-        return notes;
+    if all > 0 {
+        notes.push(hit_note(report, all, parts));
     }
+    // A disk that only writes has such data as well.
+    if report.dirty > 0 {
+        notes.push(dirty_note(report));
+    }
+    if report.corrupt_blocks > 0 {
+        notes.push(format!(
+            "{} blocks of 4 KiB that were read from its flash cache were not as they were written: its device may be failing",
+            report.corrupt_blocks
+        ));
+    }
+    notes
+}
+
+/// How many reads flash answered, and how long the others wait.
+fn hit_note(report: &CacheReport, all: u64, parts: &[Part]) -> String {
     let misses = ratio(report.misses, all);
     let percent = (1.0 - misses) * 100.0;
     let datastore = parts.iter().find(|part| part.part == PartName::Datastore);
@@ -204,13 +219,7 @@ pub(crate) fn cache_notes(report: &CacheReport, parts: &[Part]) -> Vec<String> {
         }
         _ => String::new(),
     };
-    notes.push(format!(
-        "{percent:.0} % of page reads hit its flash cache since it was attached{wait}"
-    ));
-    if report.dirty > 0 {
-        notes.push(dirty_note(report));
-    }
-    notes
+    format!("{percent:.0} % of page reads hit its flash cache since it was attached{wait}")
 }
 
 /// Where the writes are that the disk does not have durably.
@@ -333,7 +342,9 @@ mod tests {
             misses: 0,
             fills: 0,
             read_faults: 0,
+            corrupt_blocks: 0,
             flash_bytes: 0,
+            journal_bytes: 0,
         };
         let note = |report: &CacheReport| cache_notes(report, &[]).pop().expect("a note");
         let unflushed = "up to 2 MiB of its writes are on the datastore, but not flushed there";
@@ -341,5 +352,12 @@ mod tests {
         // It wrote back until a moment ago, and is being cleaned.
         report.keeps_dirty = true;
         assert_eq!(note(&report), "up to 2 MiB of its writes are only on flash");
+        // A disk that only writes has no hit ratio.
+        report.hits = 0;
+        let notes = cache_notes(&report, &[]);
+        assert_eq!(notes.len(), 1, "{notes:?}");
+        report.corrupt_blocks = 3;
+        let notes = cache_notes(&report, &[]);
+        assert!(notes[1].contains("3 blocks of 4 KiB"), "{notes:?}");
     }
 }

@@ -626,6 +626,8 @@ mod tests {
                     dirty_bytes: 65_536,
                     dirty_age_s: Some(12.5),
                     hits_total: 7,
+                    flash_journal_bytes_total: 512,
+                    corrupt_blocks_total: 2,
                     ..CacheCounts::default()
                 },
             )),
@@ -655,7 +657,9 @@ mod tests {
             chunk_bytes: 512,
             dirty_bytes: 0,
             dirty_age_s: None,
-            flash_written_bytes_total: 0,
+            flash_written_bytes_total: 8192,
+            flash_journal_bytes_total: 4096,
+            corrupt_blocks_total: 3,
             budget_bytes_per_day: Some(1000),
             budget_left_bytes: Some(0),
             budget_is_spent: true,
@@ -672,6 +676,9 @@ mod tests {
             "tidegate_cache_budget_daily_bytes{cache=\"fast\"} 1000",
             "tidegate_cache_budget_left_bytes{cache=\"fast\"} 0",
             "tidegate_cache_budget_spent_state{cache=\"fast\"} 1",
+            "tidegate_cache_written_bytes_total{cache=\"fast\"} 8192",
+            "tidegate_cache_journal_bytes_total{cache=\"fast\"} 4096",
+            "tidegate_cache_corrupt_blocks_total{cache=\"fast\"} 3",
         ] {
             assert!(page.lines().any(|told| told == line), "{line}\n{page}");
         }
@@ -685,6 +692,8 @@ mod tests {
             format!("tidegate_disk_cache_dirty_bytes{{{labels}}} 65536"),
             format!("tidegate_disk_cache_dirty_age_seconds{{{labels}}} 12.5"),
             format!("tidegate_disk_cache_hits_total{{{labels}}} 7"),
+            format!("tidegate_disk_cache_journal_bytes_total{{{labels}}} 512"),
+            format!("tidegate_disk_cache_corrupt_blocks_total{{{labels}}} 2"),
         ] {
             assert!(page.lines().any(|told| told == line), "{line}\n{page}");
         }

@@ -39,6 +39,9 @@ const MAX_AGE: Span = Span::from_secs(120);
 const QUIET: Span = Span::from_secs(1);
 /// After a failure of the disk.
 const RETRY: Span = Span::from_secs(10);
+/// How often a page with bytes that only flash had and that are not as they were written is reported, at most. Origin: chosen;
+/// a counter has all of them.
+const SAYS_CORRUPT: Span = Span::from_secs(60);
 
 /// See the module.
 #[derive(Default)]
@@ -700,7 +703,9 @@ impl Cache {
         let matters = item.disturbed >> block & 1 == 0;
         if matters && item.checks[block] != super::check(sum) {
             item.bad |= 1 << block;
+            self.corrupt_blocks += 1;
         }
+        let item = self.item(page);
         if item.open > 0 {
             return;
         }
@@ -829,9 +834,13 @@ impl Cache {
         }
     }
 
-    /// Dirty bytes of a page are not as they were written, on any device.
+    /// Dirty bytes of a page are not as they were written, on any device. A guest that reads it again and again is reported
+    /// once in a while.
     pub(super) fn corrupt(&mut self, cx: &mut LayoutCx<'_>, page: u32) {
-        if self.state == State::Ready {
+        let now = cx.now();
+        let is_said = |said: Time| now < said + SAYS_CORRUPT;
+        if self.state == State::Ready && !self.corrupt_said.is_some_and(is_said) {
+            self.corrupt_said = Some(now);
             cx.notice(LayoutNotice::CacheCorrupt {
                 offset: u64::from(page) * PAGE,
             });

@@ -86,7 +86,8 @@ impl Cache {
         let within = blocks_within(page, io.offset, io.offset + io.len);
         let blocks = self.missing(page) & within;
         let slot = self.map.find(page).filter(|_| blocks != 0);
-        let arena = match self.may_begin() && slot.is_some() {
+        let may_enter = self.may_begin() && self.admission != Admission::Nothing;
+        let arena = match may_enter && slot.is_some() {
             true => cx.claim_above(),
             false => None,
         };

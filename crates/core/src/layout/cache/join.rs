@@ -201,7 +201,9 @@ impl Cache {
     ) {
         let joining = self.joinings.at(number);
         joining.open -= 1;
-        joining.is_bad |= joining.checks[block] != check(sum);
+        let is_bad = joining.checks[block] != check(sum);
+        joining.is_bad |= is_bad;
+        self.corrupt_blocks += u64::from(is_bad);
         if joining.open > 0 {
             return;
         }

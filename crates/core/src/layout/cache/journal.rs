@@ -282,7 +282,7 @@ impl Cache {
                 block.clone(),
             );
         }
-        self.flash_bytes += BLOCK as u64 * u64::from(pending.count_ones());
+        self.journal_bytes += BLOCK as u64 * u64::from(pending.count_ones());
     }
 
     /// Records pages in turn.
@@ -414,7 +414,7 @@ impl Cache {
             let tag = tag(HEADER, number, device) | aux(usize::from(place == 1), 0);
             cx.write_block(tag, device, self.area.header_at(place), block.encode());
         }
-        self.flash_bytes += BLOCK as u64 * u64::from(pending.count_ones());
+        self.journal_bytes += BLOCK as u64 * u64::from(pending.count_ones());
     }
 
     /// A device has ended the write of a header.

@@ -357,7 +357,10 @@ impl Cache {
         sum: u32,
     ) {
         let piece = self.reads.at(number);
-        piece.is_bad |= piece.checks[block] != super::check(sum);
+        let is_bad = piece.checks[block] != super::check(sum);
+        // Without the lock it may have been written meanwhile.
+        self.corrupt_blocks += u64::from(is_bad && piece.is_locked);
+        piece.is_bad |= is_bad;
         piece.sums -= 1;
         if piece.sums > 0 {
             return;

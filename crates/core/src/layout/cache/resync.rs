@@ -320,6 +320,9 @@ impl Cache {
                     data: arena.skip(at_block(first)),
                     background: true,
                 };
+                if op == Op::Write {
+                    self.data_bytes += sub.len;
+                }
                 cx.issue(tag(kind, number, device), sub);
             }
         }
@@ -355,6 +358,7 @@ impl Cache {
         copying.open -= 1;
         if copying.checks[block] != super::check(sum) {
             copying.bad |= 1 << block;
+            self.corrupt_blocks += 1;
         }
         if copying.open > 0 {
             return;

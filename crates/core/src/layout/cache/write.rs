@@ -393,11 +393,11 @@ impl Cache {
         let part = self.parts.peek(number);
         let (slot, page) = (part.slot, part.page);
         let holder = self.map.holder(slot, block);
-        let is_whole =
-            holder.is_some_and(|holder| self.map.slot(holder).checks[block] == super::check(sum));
-        match is_whole {
-            true => self.edge_ready(cx, number, block),
-            false => {
+        let expected = holder.map(|holder| self.map.slot(holder).checks[block]);
+        match expected {
+            Some(expected) if expected == super::check(sum) => self.edge_ready(cx, number, block),
+            _ => {
+                self.corrupt_blocks += u64::from(expected.is_some());
                 let tried = tried | super::bit(device);
                 self.read_edge(cx, number, slot, page, block, tried);
             }
@@ -480,7 +480,7 @@ impl Cache {
                         background,
                     };
                     cx.issue(tag(DATA, number, device), sub);
-                    self.flash_bytes += len;
+                    self.data_bytes += len;
                 }
             }
         }

@@ -360,6 +360,7 @@ impl DiskService {
             // Another command is detaching it.
             return Ok(());
         }
+        self.count_use(live);
         self.let_go(live, claim)
     }
 

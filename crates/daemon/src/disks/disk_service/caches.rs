@@ -17,7 +17,7 @@ use tidegate_core::units::Span;
 
 use super::DiskService;
 use super::flash::{became_clean, new_attachment};
-use crate::caches::{Record, chunks};
+use crate::caches::{Record, Total, chunks};
 use crate::disks::attached::{Attached, CacheInUse};
 use crate::os_error::{self, Outcome};
 use crate::store::{Found, Identity};
@@ -150,12 +150,19 @@ impl DiskService {
         let live = self.live.all();
         let using: Vec<_> = live
             .iter()
-            .filter(|live| live.cache().is_some_and(|cache| cache.cache == *name))
-            .filter_map(|live| Some((live.name().clone(), live.cache_report()?)))
+            .filter_map(|live| Some((live, live.cache().filter(|using| using.cache == *name)?)))
+            .filter_map(|(live, using)| {
+                Some((live.name().clone(), using.attachment, live.cache_report()?))
+            })
             .collect();
+        let totals: Vec<_> = using
+            .iter()
+            .map(|(_, attachment, report)| (*attachment, Total::of(report)))
+            .collect();
+        let total = self.caches.totals.note(name, &totals);
         let chunk = record.chunk.0;
         let disks = record.parts.iter().map(|part| {
-            let report = using.iter().find(|(disk, _)| *disk == part.disk);
+            let report = using.iter().find(|(disk, ..)| *disk == part.disk);
             let planned = live.iter().find(|live| *live.name() == part.disk);
             let planned = planned.and_then(|live| live.part().planned());
             CachedDisk {
@@ -164,7 +171,7 @@ impl DiskService {
                 target: planned
                     .filter(|_| report.is_some())
                     .map(|planned| planned.described(part.chunks.len(), chunk)),
-                at_work: report.map(|(_, report)| counts(report)),
+                at_work: report.map(|(.., report)| counts(report)),
             }
         });
         let mut disks: Vec<_> = disks.collect();
@@ -173,7 +180,7 @@ impl DiskService {
         let now = tidegate_engine::now();
         let left = self.caches.budgets.left(name, record, now);
         let paths = record.devices.iter().zip(&problems);
-        let sum = |of: fn(&CacheReport) -> u64| using.iter().map(|(_, report)| of(report)).sum();
+        let dirty: u64 = using.iter().map(|(.., report)| report.dirty).sum();
         Cache {
             name: name.clone(),
             uuid: record.uuid.to_string(),
@@ -187,12 +194,14 @@ impl DiskService {
             size_bytes: u64::from(record.chunks().saturating_sub(1)) * chunk,
             free_bytes: chunks::free(record.chunks(), &record.parts) as u64 * chunk,
             chunk_bytes: chunk,
-            dirty_bytes: sum(|report| report.dirty * PAGE),
+            dirty_bytes: dirty * PAGE,
             dirty_age_s: using
                 .iter()
-                .filter_map(|(_, report)| dirty_age(report))
+                .filter_map(|(.., report)| dirty_age(report))
                 .reduce(f64::max),
-            flash_written_bytes_total: sum(|report| report.flash_bytes),
+            flash_written_bytes_total: total.written,
+            flash_journal_bytes_total: total.journal,
+            corrupt_blocks_total: total.corrupt,
             budget_bytes_per_day: record.budget(),
             budget_left_bytes: left.map(|left| u64::try_from(left.bytes).unwrap_or(0)),
             budget_is_spent: left.is_some_and(|left| left.is_spent),
@@ -369,7 +378,9 @@ pub(crate) fn counts(report: &CacheReport) -> CacheCounts {
         misses_total: report.misses,
         fills_total: report.fills,
         read_faults_total: report.read_faults,
+        corrupt_blocks_total: report.corrupt_blocks,
         flash_written_bytes_total: report.flash_bytes,
+        flash_journal_bytes_total: report.journal_bytes,
     }
 }
 
@@ -400,6 +411,8 @@ fn unreadable(name: Name, problem: Problem) -> Cache {
         dirty_bytes: 0,
         dirty_age_s: None,
         flash_written_bytes_total: 0,
+        flash_journal_bytes_total: 0,
+        corrupt_blocks_total: 0,
         budget_bytes_per_day: None,
         budget_left_bytes: None,
         budget_is_spent: false,

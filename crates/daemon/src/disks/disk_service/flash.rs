@@ -309,6 +309,7 @@ impl DiskService {
             (void.attachment, void.has_dirty) = (new_attachment()?, false);
         }
         self.commit_flash(found, Some(live), |flash| *flash = void)?;
+        self.count_use(live);
         live.end_cache()?;
         live.set_cache(None);
         self.give_back(begun, found.descriptor.uuid)
@@ -373,6 +374,7 @@ impl DiskService {
         }
         let void = after.and(void);
         self.commit_flash(found, Some(live), |flash| *flash = void)?;
+        self.count_use(live);
         match live.end_cache() {
             Ok(old) => {
                 live.set_cache(None);

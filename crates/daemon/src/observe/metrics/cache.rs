@@ -5,8 +5,9 @@ use std::fmt::Display;
 use tidegate_api::cache::{Cache, CacheCounts};
 
 use super::families::{
-    CACHE_BUDGET, CACHE_BUDGET_LEFT, CACHE_BUDGET_SPENT, CACHE_BYTES, CACHE_FREE, DISK_CACHE_DIRTY,
-    DISK_CACHE_DIRTY_AGE, DISK_CACHE_FAULTS, DISK_CACHE_FILLS, DISK_CACHE_FREE, DISK_CACHE_HITS,
+    CACHE_BUDGET, CACHE_BUDGET_LEFT, CACHE_BUDGET_SPENT, CACHE_BYTES, CACHE_CORRUPT, CACHE_FREE,
+    CACHE_JOURNAL, CACHE_WRITTEN, DISK_CACHE_CORRUPT, DISK_CACHE_DIRTY, DISK_CACHE_DIRTY_AGE,
+    DISK_CACHE_FAULTS, DISK_CACHE_FILLS, DISK_CACHE_FREE, DISK_CACHE_HITS, DISK_CACHE_JOURNAL,
     DISK_CACHE_MISSES, DISK_CACHE_SIZE, DISK_CACHE_TO_CLEAN, DISK_CACHE_WRITTEN, Family,
 };
 use super::{AttachedMoment, Page};
@@ -29,8 +30,14 @@ pub(super) fn families(page: &mut Page, disks: &[AttachedMoment]) {
     count(page, &DISK_CACHE_MISSES, |counts| counts.misses_total);
     count(page, &DISK_CACHE_FILLS, |counts| counts.fills_total);
     count(page, &DISK_CACHE_FAULTS, |counts| counts.read_faults_total);
+    count(page, &DISK_CACHE_CORRUPT, |counts| {
+        counts.corrupt_blocks_total
+    });
     count(page, &DISK_CACHE_WRITTEN, |counts| {
         counts.flash_written_bytes_total
+    });
+    count(page, &DISK_CACHE_JOURNAL, |counts| {
+        counts.flash_journal_bytes_total
     });
 }
 
@@ -74,4 +81,11 @@ pub(super) fn of_host(page: &mut Page, caches: &[Cache]) {
             .budget_bytes_per_day
             .map(|_| u64::from(cache.budget_is_spent))
     });
+    each(&CACHE_WRITTEN, |cache| {
+        Some(cache.flash_written_bytes_total)
+    });
+    each(&CACHE_JOURNAL, |cache| {
+        Some(cache.flash_journal_bytes_total)
+    });
+    each(&CACHE_CORRUPT, |cache| Some(cache.corrupt_blocks_total));
 }

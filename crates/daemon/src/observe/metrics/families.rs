@@ -93,6 +93,12 @@ families! {
         "Bytes that may be written to each device now; absent without a budget.";
     CACHE_BUDGET_SPENT: Gauge "tidegate_cache_budget_spent_state" ["cache"]
         "1 while the budget is used up and nothing enters the cache; absent without a budget.";
+    CACHE_WRITTEN: Counter "tidegate_cache_written_bytes_total" ["cache"]
+        "Bytes written to its devices since the daemon was started, also for disks that have left it.";
+    CACHE_JOURNAL: Counter "tidegate_cache_journal_bytes_total" ["cache"]
+        "Of these, bytes of the journals, which have no data of guests.";
+    CACHE_CORRUPT: Counter "tidegate_cache_corrupt_blocks_total" ["cache"]
+        "Blocks of 4 KiB that were read from its devices and were not as they were written, each time.";
     DISK_CACHE_SIZE: Gauge "tidegate_disk_cache_bytes" ["disk, datastore, cache"]
         "Bytes that fit into the disk's part of its flash cache.";
     DISK_CACHE_FREE: Gauge "tidegate_disk_cache_free_bytes" ["disk, datastore, cache"]
@@ -111,8 +117,12 @@ families! {
         "Pages that reads brought into the flash cache.";
     DISK_CACHE_FAULTS: Counter "tidegate_disk_cache_read_faults_total" ["disk, datastore, cache"]
         "Reads of flash that failed.";
+    DISK_CACHE_CORRUPT: Counter "tidegate_disk_cache_corrupt_blocks_total" ["disk, datastore, cache"]
+        "Blocks of 4 KiB that were read from flash and were not as they were written, each time.";
     DISK_CACHE_WRITTEN: Counter "tidegate_disk_cache_written_bytes_total" ["disk, datastore, cache"]
         "Bytes written to flash for the disk, on all devices of the cache.";
+    DISK_CACHE_JOURNAL: Counter "tidegate_disk_cache_journal_bytes_total" ["disk, datastore, cache"]
+        "Of these, bytes of the journal, which have no data of guests.";
     DISK_SHARES: Gauge "tidegate_disk_shares" ["disk, datastore"]
         "The disk's relative weight.";
     DISK_RESERVATION: Gauge "tidegate_disk_reservation_iops" ["disk, datastore"]

@@ -11,7 +11,7 @@ use tidegate_core::layout::LayoutOrder;
 use tidegate_core::layout::cache::Admission;
 
 use super::DiskService;
-use crate::caches::Left;
+use crate::caches::{Left, Total};
 use crate::disks::attached::Attached;
 use crate::os_error::{self, Outcome};
 
@@ -79,6 +79,23 @@ impl DiskService {
                     tracing::warn!(disk = %live.name(), %cache, %problem, "a cache does not keep to its write budget yet");
                 }
             }
+        }
+    }
+
+    /// A disk is about to leave its cache: counts what it has done there.
+    pub(in super::super) fn count_use(&self, live: &Attached) {
+        let (Some(using), Some(report)) = (live.cache(), live.cache_report()) else {
+            return;
+        };
+        let (cache, number) = (&using.cache, using.attachment);
+        self.caches
+            .totals
+            .note(cache, &[(number, Total::of(&report))]);
+        let record = || self.caches.record(cache).ok();
+        let now = tidegate_engine::now();
+        let written = [(number, report.flash_bytes)];
+        if let Some((left, true)) = self.caches.budgets.spend(cache, &written, now, record) {
+            self.say_budget(cache, left);
         }
     }
 

@@ -147,3 +147,32 @@ fn nothing_enters_a_cache_whose_write_budget_is_used_up() {
     assert!(!shown().budget_is_spent && !stage.at_work().budget_is_spent);
     stage.detach("a");
 }
+
+#[test]
+fn what_was_written_to_a_cache_counts_after_its_disks_have_left() {
+    let stage = stage();
+    stage.cache("fast", &["f0", "f1"]);
+    let written = || {
+        let shown = stage.disk_service.cache(&name("fast")).unwrap();
+        (
+            shown.flash_written_bytes_total,
+            shown.flash_journal_bytes_total,
+        )
+    };
+    assert_eq!(written(), (0, 0));
+    stage.disk("a");
+    stage.attach("a", Outside::Agreed).unwrap();
+    stage.give("a", Some("fast"), FlashMode::WriteBack).unwrap();
+    let first = written();
+    // Without requests there are headers and records only.
+    assert!(first.0 > 0 && first.0 == first.1, "{first:?}");
+    stage.detach("a");
+    let left = written();
+    assert!(left.0 >= first.0, "{left:?} after {first:?}");
+    stage.attach("a", Outside::Agreed).unwrap();
+    let again = written();
+    assert!(again.0 > left.0, "{again:?} after {left:?}");
+    stage.give("a", None, FlashMode::Off).unwrap();
+    assert!(written().0 >= again.0);
+    stage.detach("a");
+}
