@@ -49,7 +49,7 @@ pub struct Cache {
     /// come.
     #[serde(default)]
     pub budget_is_spent: bool,
-    /// The disks that have a part of it, by name.
+    /// The disks that have a part of it, or whose settings name it, by name.
     pub disks: Vec<CachedDisk>,
     /// What is wrong with it, if anything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -70,13 +70,19 @@ pub struct CacheDevice {
     pub problem: Option<Problem>,
 }
 
-/// A disk's part of a flash cache.
+/// A disk's part of a flash cache, or a disk whose settings name the cache.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CachedDisk {
     /// The disk.
     pub disk: Name,
-    /// Its part of the cache in bytes.
+    /// Its part of the cache in bytes; 0: it has none.
     pub size_bytes: u64,
+    /// When its writes are to be answered, by its settings. Null: they are not known, or name another cache.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<FlashMode>,
+    /// Whether its settings allow write-back on a single device.
+    #[serde(default)]
+    pub single_device: bool,
     /// The part that it is to have, if the cache has been divided since the disk was attached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<CacheTarget>,
@@ -175,6 +181,9 @@ pub struct DiskFlash {
     pub here: bool,
     /// When writes are to be answered.
     pub mode: FlashMode,
+    /// Whether write-back is allowed on a single device.
+    #[serde(default)]
+    pub single_device: bool,
     /// Whether the cache may have what the disk does not.
     pub has_dirty: bool,
     /// The disk's part of the cache in bytes, as far as known.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueHint};
 use tidegate_api::cache::{
     Cache as Answer, CacheCounts, CacheCreate, CacheData, CacheFlush, CacheList, CacheTarget,
-    CachedDisk, TargetReason,
+    CachedDisk, FlashMode, TargetReason,
 };
 use tidegate_api::name::Name;
 use tidegate_api::routes;
@@ -277,10 +277,20 @@ fn aim(target: &CacheTarget) -> String {
 }
 
 fn used(disk: &CachedDisk, size: &str) -> String {
+    let consent = match disk.single_device {
+        true => ", write-back on one device allowed",
+        false => "",
+    };
     match &disk.at_work {
-        None => format!("{}: {size}, not attached with it", disk.disk),
+        None if disk.mode == Some(FlashMode::Off) => {
+            format!("{}: off, no part of it{consent}", disk.disk)
+        }
+        None if disk.size_bytes == 0 => {
+            format!("{}: no part of it until it is attached{consent}", disk.disk)
+        }
+        None => format!("{}: {size}, not attached with it{consent}", disk.disk),
         Some(counts) => format!(
-            "{}: {size}, {}, {} of reads hit, {} dirty{}, {} written",
+            "{}: {size}, {}{consent}, {} of reads hit, {} dirty{}, {} written",
             disk.disk,
             counts.mode,
             hit_ratio(counts),
@@ -420,6 +430,27 @@ mod tests {
         assert_eq!(dirty_words(&counts), " (for 1min 6s)");
         counts.time_to_clean_s = Some(0.5);
         assert_eq!(dirty_words(&counts), " (for 1min 6s, clean in 1s)");
+    }
+
+    #[test]
+    fn a_disk_without_a_part_is_shown_with_the_reason() {
+        let mut disk = CachedDisk {
+            disk: "db1".parse().unwrap(),
+            size_bytes: 0,
+            mode: Some(FlashMode::Off),
+            single_device: false,
+            target: None,
+            at_work: None,
+        };
+        assert_eq!(used(&disk, "0B"), "db1: off, no part of it");
+        disk.mode = Some(FlashMode::WriteBack);
+        disk.single_device = true;
+        let text = used(&disk, "0B");
+        let expected = "db1: no part of it until it is attached, write-back on one device allowed";
+        assert_eq!(text, expected);
+        disk.at_work = Some(CacheCounts::default());
+        let text = used(&disk, "1MiB");
+        assert!(text.contains("write-back on one device allowed"), "{text}");
     }
 
     #[test]

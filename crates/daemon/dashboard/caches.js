@@ -94,8 +94,8 @@ export class CachesPage {
   }
 }
 
-function mode({ at_work: at }) {
-  if (!at) return "not in use";
+function mode({ at_work: at, mode }) {
+  if (!at) return mode === "off" ? "off" : "not in use";
   if (!at.in_use) return "⚠ failed";
   return at.mode;
 }

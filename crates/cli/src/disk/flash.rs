@@ -63,6 +63,13 @@ pub(super) struct FlashFlags {
     /// Allow write-back on a cache of one device: if that fails, writes that only it has are lost
     #[arg(long)]
     single_device_ok: bool,
+
+    /// Take that back
+    ///
+    /// A disk that writes back on a cache of one device needs another mode with it. On a mirrored cache one of whose devices is
+    /// away, writes go through to the disk until that is back.
+    #[arg(long, conflicts_with = "single_device_ok")]
+    no_single_device_ok: bool,
 }
 
 impl FlashFlags {
@@ -86,7 +93,11 @@ impl FlashFlags {
             mode: self.cache_mode,
             min_bytes: self.cache_min.map(bytes),
             max_bytes: self.cache_max.map(bytes),
-            single_device: self.single_device_ok.then_some(SingleDevice::Accept),
+            single_device: match (self.single_device_ok, self.no_single_device_ok) {
+                (true, _) => Some(SingleDevice::Accept),
+                (false, true) => Some(SingleDevice::Refuse),
+                (false, false) => None,
+            },
         };
         (set != DiskFlashSet::default()).then_some(set)
     }
@@ -97,6 +108,9 @@ pub(super) fn shown(flash: &DiskFlash) -> String {
     let mut lines = vec![format!("{}, {}", flash.cache, flash.mode)];
     if !flash.here {
         lines[0] = format!("{} on host {}", lines[0], flash.host);
+    }
+    if flash.single_device {
+        lines[0].push_str(", write-back on one device allowed");
     }
     match &flash.at_work {
         Some(counts) => {
@@ -154,6 +168,7 @@ mod tests {
             host: "here".to_owned(),
             here: true,
             mode: FlashMode::WriteThrough,
+            single_device: false,
             has_dirty: false,
             part_bytes: None,
             min_bytes: None,
@@ -167,6 +182,10 @@ mod tests {
         };
         let text = shown(&flash);
         assert!(text.contains("2MiB not flushed on the datastore"), "{text}");
+        assert!(!text.contains("allowed"), "{text}");
+        flash.single_device = true;
+        let text = shown(&flash);
+        assert!(text.contains("write-back on one device allowed"), "{text}");
         // It wrote back until a moment ago, and is being cleaned.
         flash.has_dirty = true;
         let text = shown(&flash);

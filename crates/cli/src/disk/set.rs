@@ -212,6 +212,13 @@ mod tests {
         assert_eq!((set.cache.is_some(), flash), (true, None));
         let (_, flash) = line(&["--cache", "none"]);
         assert_eq!(serde_json::to_string(&flash).unwrap(), r#"{"cache":null}"#);
+        for (flag, order) in [
+            ("--single-device-ok", r#"{"single_device":"accept"}"#),
+            ("--no-single-device-ok", r#"{"single_device":"refuse"}"#),
+        ] {
+            let (_, flash) = line(&[flag]);
+            assert_eq!(serde_json::to_string(&flash).unwrap(), order);
+        }
     }
 
     #[test]
@@ -219,6 +226,7 @@ mod tests {
         for words in [
             &["set", "web1"][..],
             &["set", "web1", "--read-only", "--read-write"],
+            &["set", "web1", "--single-device-ok", "--no-single-device-ok"],
         ] {
             let error = Line::try_parse_from(words).err().unwrap();
             assert_eq!(error.exit_code(), 2, "{error}");

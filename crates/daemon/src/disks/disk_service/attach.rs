@@ -297,6 +297,7 @@ impl DiskService {
             tracing::warn!(disk = %whole.name, %problem, "what a finished move left is not deleted yet");
         }
         self.live.insert(Arc::clone(&live));
+        self.fit_part(claim, &live);
         self.notices.note_degraded();
         self.notices.note_cache();
         self.tell_given_up(&whole, order);

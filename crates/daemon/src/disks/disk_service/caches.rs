@@ -16,7 +16,7 @@ use tidegate_core::layout::{CacheReport, LayoutOrder};
 use tidegate_core::units::Span;
 
 use super::DiskService;
-use super::flash::{became_clean, new_attachment};
+use super::flash::{Naming, became_clean, new_attachment};
 use crate::caches::{Record, Total, chunks};
 use crate::disks::attached::{Attached, CacheInUse};
 use crate::os_error::{self, Outcome};
@@ -43,18 +43,22 @@ pub(crate) async fn mind_caches(disk_service: Arc<DiskService>) {
 impl DiskService {
     /// All flash caches. One whose record cannot be read has its problem, and zeroes.
     pub(crate) fn caches(&self) -> Outcome<Vec<Cache>> {
-        let records = self.caches.all()?.into_iter();
+        let records = self.caches.all()?;
+        if records.is_empty() {
+            return Ok(Vec::new());
+        }
+        let naming = self.naming_caches();
         let describe = |(name, record): (Name, Outcome<Record>)| match record {
-            Ok(record) => self.describe_cache(&name, &record),
+            Ok(record) => self.describe_cache(&name, &record, &naming),
             Err(problem) => unreadable(name, problem),
         };
-        Ok(records.map(describe).collect())
+        Ok(records.into_iter().map(describe).collect())
     }
 
     /// One flash cache.
     pub(crate) fn cache(&self, name: &Name) -> Outcome<Cache> {
         let record = self.caches.record(name)?;
-        Ok(self.describe_cache(name, &record))
+        Ok(self.describe_cache(name, &record, &self.naming_caches()))
     }
 
     /// Creates a flash cache.
@@ -145,7 +149,7 @@ impl DiskService {
         Ok(self.jobs.start_lasting(what, on, remedy, instead, work))
     }
 
-    fn describe_cache(&self, name: &Name, record: &Record) -> Cache {
+    fn describe_cache(&self, name: &Name, record: &Record, naming: &[Naming]) -> Cache {
         let devices = self.caches.devices(name, record);
         let live = self.live.all();
         let using: Vec<_> = live
@@ -161,20 +165,28 @@ impl DiskService {
             .collect();
         let total = self.caches.totals.note(name, &totals);
         let chunk = record.chunk.0;
+        let naming = || naming.iter().filter(|disk| disk.cache == record.uuid);
         let disks = record.parts.iter().map(|part| {
+            let settings = naming().find(|disk| disk.uuid == part.uuid);
             let report = using.iter().find(|(disk, ..)| *disk == part.disk);
             let planned = live.iter().find(|live| *live.name() == part.disk);
             let planned = planned.and_then(|live| live.part().planned());
             CachedDisk {
                 disk: part.disk.clone(),
                 size_bytes: part.chunks.len() as u64 * chunk,
+                mode: settings.map(|disk| disk.mode),
+                single_device: settings.is_some_and(|disk| disk.single_device),
                 target: planned
                     .filter(|_| report.is_some())
                     .map(|planned| planned.described(part.chunks.len(), chunk)),
                 at_work: report.map(|(.., report)| counts(report)),
             }
         });
-        let mut disks: Vec<_> = disks.collect();
+        let has_part = |disk: &&Naming| record.parts.iter().any(|part| part.uuid == disk.uuid);
+        let others = naming()
+            .filter(|disk| !has_part(disk))
+            .map(Naming::without_part);
+        let mut disks: Vec<_> = disks.chain(others).collect();
         disks.sort_by(|one, other| one.disk.cmp(&other.disk));
         let problems = devices.problems();
         let now = tidegate_engine::now();
@@ -228,6 +240,7 @@ impl DiskService {
             host: flash.host_name,
             here: flash.host.0 == self.controls.host().id,
             mode: flash.mode,
+            single_device: flash.single_device,
             has_dirty: flash.has_dirty,
             part_bytes: size(flash.part),
             min_bytes: size(flash.min),

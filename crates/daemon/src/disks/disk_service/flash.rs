@@ -41,6 +41,7 @@ mod clean;
 mod devices;
 mod divide;
 mod left;
+mod naming;
 mod plan;
 mod refusals;
 mod room;
@@ -49,9 +50,10 @@ pub(crate) use budget::keep_budgets;
 pub(super) use clean::became_clean;
 use clean::is_through;
 pub(crate) use divide::divide_caches;
+pub(super) use naming::Naming;
 pub(super) use plan::Using;
 pub(super) use refusals::must_be_saved;
-use refusals::{must_be_saved_first, must_fit, not_whole, unusable};
+use refusals::{depends_on_one, must_be_saved_first, must_fit, not_whole, unusable};
 
 /// How long a command that is no job waits until a cache is clean. The command line has it cleaned by a job before.
 const CLEANING: Duration = Duration::from_secs(25);
@@ -86,6 +88,9 @@ impl DiskService {
                     Some(live) => service.change_flash(&found, live, after, progress),
                     None => service.change_flash_detached(&found, before, after),
                 };
+                if let Some(live) = &live {
+                    service.fit_part(&claim, live);
+                }
                 caches
                     .iter()
                     .flatten()
@@ -143,6 +148,9 @@ impl DiskService {
         }
         must_fit(&record, &after)?;
         if after.mode == FlashMode::WriteBack && record.devices.len() < 2 && !after.single_device {
+            if order.single_device == Some(SingleDevice::Refuse) && order.mode.is_none() {
+                return Err(depends_on_one(&found.name, wanted));
+            }
             return Err(Problem::new(
                 ProblemCode::Unsupported,
                 format!("cache {wanted} has one device"),
@@ -223,11 +231,15 @@ impl DiskService {
     ) -> Outcome<()> {
         let report = live.cache_report();
         let devices = self.caches.record(&after.cache)?.devices.len();
-        // If a device has failed since it writes back, it goes on.
+        let before = standing(found, Some(live));
+        // If a device has failed since it writes back, it goes on, unless the consent to that is taken back.
+        let had_consent = before.as_ref().is_some_and(|before| before.single_device);
+        let is_taken_back = had_consent && !after.single_device;
         let is_back = report.is_some_and(|report| report.mode == CacheMode::WriteBack);
+        let goes_on = is_back && !is_taken_back;
         let wants_back = after.mode == FlashMode::WriteBack;
-        let writes_back = wants_back && (is_back || may_write_back(after, report, devices));
-        let before = standing(found, Some(live)).map(|before| before.mode);
+        let writes_back = wants_back && (goes_on || may_write_back(after, report, devices));
+        let before = before.map(|before| before.mode);
         if wants_back && !writes_back && before != Some(FlashMode::WriteBack) {
             return Err(not_whole(&after.cache));
         }
@@ -335,8 +347,8 @@ impl DiskService {
             return live.order(LayoutOrder::CacheMode(CacheMode::WriteBack));
         }
         if after.mode == FlashMode::WriteBack {
-            tracing::warn!(disk = %live.name(), cache = %after.cache, "a device of the cache is away: writes go through to \
-                 the disk");
+            tracing::warn!(disk = %live.name(), cache = %after.cache, "a device of the cache does not have everything: writes go \
+                 through to the disk until it has");
         }
         match has_dirty {
             true => live.order(LayoutOrder::CleanCache),

@@ -15,7 +15,9 @@ use crate::os_error::Outcome;
 impl DiskService {
     /// Has the devices of a disk's cache that lack writes get everything again, as work in the background.
     pub(super) fn resync(&self, live: &Attached, devices: &Devices) {
-        let Some(report) = live.cache_report().filter(|report| report.in_use) else {
+        // A cache begins by itself with a device that it could read when it opened. One is written at a time.
+        let idle = |report: &CacheReport| report.in_use && !report.resyncing;
+        let Some(report) = live.cache_report().filter(idle) else {
             return;
         };
         let members = live.members().len();

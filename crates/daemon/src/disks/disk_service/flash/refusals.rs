@@ -134,6 +134,18 @@ pub(super) fn lost_dirty(disk: &Name) -> Problem {
     ))
 }
 
+/// The problem of a disk that writes back on a cache of one device, and is not to any more.
+pub(super) fn depends_on_one(disk: &Name, cache: &Name) -> Problem {
+    Problem::new(
+        ProblemCode::Unsupported,
+        format!("disk {disk} writes back, and cache {cache} has one device"),
+    )
+    .because("without --single-device-ok that is not allowed")
+    .remedy(format!(
+        "choose another mode as well: tidegate disk set {disk} --cache-mode write-through --no-single-device-ok"
+    ))
+}
+
 /// The problem of a cache that cannot begin to write back.
 pub(super) fn not_whole(cache: &Name) -> Problem {
     Problem::new(

@@ -164,14 +164,43 @@ impl DiskService {
         ordered
     }
 
+    /// Has a disk's cache give back at once, in the background, what the disk's settings do not allow any more. If it gives
+    /// something back already, this is done once that has ended.
+    pub(in super::super) fn fit_part(&self, claim: &Claim, live: &Attached) {
+        if let Err(problem) = self.order_fit(claim, live) {
+            tracing::warn!(disk = %live.name(), %problem, "a disk keeps more of a cache than its settings allow");
+        }
+    }
+
+    fn order_fit(&self, claim: &Claim, live: &Attached) -> Outcome<()> {
+        let (using, descriptor) = (live.cache(), live.descriptor());
+        let (Some(using), Some(descriptor)) = (using, descriptor) else {
+            return Ok(());
+        };
+        let Some(flash) = descriptor.flash.filter(|_| !using.is_given_up) else {
+            return Ok(());
+        };
+        let record = self.caches.record(&using.cache)?;
+        let shares = descriptor.policy.shares.get();
+        let wanted = wanted(&flash, &record, shares, live.size());
+        let mut parts = record.parts.iter();
+        let part = parts.find(|part| part.uuid == descriptor.uuid);
+        let (Some(most), Some(part)) = (wanted.max, part) else {
+            return Ok(());
+        };
+        let left = most.max(wanted.enough()).max(part.least());
+        self.order_shrink(claim, live, &using.cache, left)
+    }
+
     /// Records that a disk's cache has given chunks back.
-    fn note_shrunk(&self, _claim: &Claim, live: &Attached) -> Outcome<()> {
+    fn note_shrunk(&self, claim: &Claim, live: &Attached) -> Outcome<()> {
         let signals = self.notices.cache_signals(live.name());
         if let Some(chunks) = signals.have_left()
             && let (Some(using), Some(descriptor)) = (live.cache(), live.descriptor())
         {
             self.caches.take(&using.cache, descriptor.uuid, chunks)?;
             signals.end_shrink();
+            self.fit_part(claim, live);
         }
         Ok(())
     }

@@ -40,7 +40,7 @@ impl Stage {
         }
     }
 
-    fn set_flash(&self, disk: &str, set: &DiskFlashSet) -> Outcome<()> {
+    pub(super) fn set_flash(&self, disk: &str, set: &DiskFlashSet) -> Outcome<()> {
         let _context = self.runtime.enter();
         self.job_result(self.disk_service.set_flash(&name(disk), set))
     }
@@ -335,7 +335,7 @@ fn a_cache_is_divided_anew_in_steps_while_disks_use_it() {
             .unwrap();
     }
     let bounds = DiskFlashSet {
-        max_bytes: Some(Some(10 << 20)),
+        min_bytes: Some(Some(53 << 20)),
         ..DiskFlashSet::default()
     };
     let sizes = || {
@@ -344,7 +344,7 @@ fn a_cache_is_divided_anew_in_steps_while_disks_use_it() {
         let sizes: Vec<u64> = disks.map(|disk| disk.size_bytes >> 20).collect();
         (sizes, cache)
     };
-    stage.set_flash("a", &bounds).unwrap();
+    stage.set_flash("b", &bounds).unwrap();
     let (before, _) = sizes();
     let mut now = std::time::Instant::now();
     let mut last = before.clone();
@@ -362,7 +362,7 @@ fn a_cache_is_divided_anew_in_steps_while_disks_use_it() {
         last = after;
         if last == [10, 53] {
             let target = cache.disks[0].target.unwrap();
-            assert_eq!(target.reason, TargetReason::Maximum);
+            assert_eq!(target.reason, TargetReason::Shares);
             assert_eq!(target.size_bytes, 10 << 20);
             let target = cache.disks[1].target.unwrap();
             assert_eq!(target.reason, TargetReason::Shares);
@@ -370,6 +370,16 @@ fn a_cache_is_divided_anew_in_steps_while_disks_use_it() {
         }
         std::thread::yield_now();
     }
+    let bounds = DiskFlashSet {
+        max_bytes: Some(Some(10 << 20)),
+        ..DiskFlashSet::default()
+    };
+    stage.set_flash("a", &bounds).unwrap();
+    stage.disk_service.divide_all(now + Duration::from_secs(60));
+    let (last, cache) = sizes();
+    assert_eq!(last, [10, 53]);
+    let target = cache.disks[0].target.unwrap();
+    assert_eq!(target.reason, TargetReason::Maximum);
     let live = stage.disk_service.live.get(&name("a")).unwrap();
     let note = stage.disk_service.part_note(&live).unwrap();
     assert!(note.contains("stays") && note.contains("maximum"), "{note}");

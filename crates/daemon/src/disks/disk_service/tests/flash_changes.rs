@@ -1,10 +1,13 @@
 //! Disks that grow, move and change their members below a flash cache, and what may enter the cache.
 
-use tidegate_api::cache::{CacheCounts, CacheCreate, CacheData, FlashMode};
+use tidegate_api::cache::{
+    CacheCounts, CacheCreate, CacheData, CachedDisk, DiskFlashSet, FlashMode, SingleDevice,
+};
 use tidegate_api::disk::ResizeData;
 use tidegate_api::layout::{DiskMove, MemberState};
 use tidegate_core::units::Span;
 
+use super::flash::said;
 use super::layouts::mirrored;
 use super::*;
 
@@ -174,5 +177,113 @@ fn what_was_written_to_a_cache_counts_after_its_disks_have_left() {
     assert!(again.0 > left.0, "{again:?} after {left:?}");
     stage.give("a", None, FlashMode::Off).unwrap();
     assert!(written().0 >= again.0);
+    stage.detach("a");
+}
+
+impl Stage {
+    /// The disks of cache `fast`, as they are listed.
+    fn listed(&self) -> Vec<CachedDisk> {
+        let shown = self.disk_service.caches().unwrap();
+        shown.into_iter().next().unwrap().disks
+    }
+}
+
+#[test]
+fn a_disk_whose_settings_name_a_cache_is_listed_without_a_part_of_it() {
+    let stage = stage();
+    stage.cache("fast", &["f0", "f1"]);
+    for disk in ["a", "b"] {
+        stage.disk(disk);
+    }
+    stage.attach("a", Outside::Agreed).unwrap();
+    assert!(stage.listed().is_empty());
+    stage.give("a", Some("fast"), FlashMode::WriteBack).unwrap();
+    // One that was never attached with it has no part yet.
+    stage
+        .give("b", Some("fast"), FlashMode::WriteAround)
+        .unwrap();
+    let modes = |disks: &[CachedDisk]| {
+        let modes = disks.iter().map(|disk| (disk.mode, disk.size_bytes > 0));
+        modes.collect::<Vec<_>>()
+    };
+    let (back, around) = (FlashMode::WriteBack, FlashMode::WriteAround);
+    let listed = stage.listed();
+    assert_eq!(modes(&listed), [(Some(back), true), (Some(around), false)]);
+    for is_attached in [true, false] {
+        stage.give("a", Some("fast"), FlashMode::Off).unwrap();
+        let listed = stage.listed();
+        assert_eq!(listed[0].disk, name("a"));
+        assert_eq!(modes(&listed)[0], (Some(FlashMode::Off), false));
+        assert_eq!(listed[0].at_work, None);
+        if is_attached {
+            stage.detach("a");
+        }
+    }
+    stage.give("a", None, FlashMode::Off).unwrap();
+    assert_eq!(stage.listed().len(), 1);
+}
+
+#[test]
+fn a_smaller_largest_part_takes_effect_at_once() {
+    let stage = stage();
+    stage.cache("fast", &["f0"]);
+    let mut order = DiskCreate::new(name("a"), 64 << 20);
+    order.datastore = Some(name("shared"));
+    stage.disk_service.create(&order).unwrap();
+    stage.attach("a", Outside::Agreed).unwrap();
+    let through = FlashMode::WriteThrough;
+    stage.give("a", Some("fast"), through).unwrap();
+    let most = |mib: u64| DiskFlashSet {
+        max_bytes: Some(Some(mib << 20)),
+        ..DiskFlashSet::default()
+    };
+    let shrinks_to = |mib: u64| {
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        while stage.listed()[0].size_bytes != mib << 20 {
+            assert!(std::time::Instant::now() < deadline, "{:?}", stage.listed());
+            // The cache is not divided anew.
+            stage.disk_service.react_to_caches();
+            std::thread::yield_now();
+        }
+    };
+    assert!(stage.listed()[0].size_bytes > 12 << 20);
+    // The second order comes while the first one is under way, or has ended and is not recorded.
+    stage.set_flash("a", &most(12)).unwrap();
+    stage.set_flash("a", &most(8)).unwrap();
+    shrinks_to(8);
+    // Of a detached disk, once it is attached.
+    stage.detach("a");
+    stage.set_flash("a", &most(4)).unwrap();
+    assert_eq!(stage.listed()[0].size_bytes, 8 << 20);
+    stage.attach("a", Outside::Agreed).unwrap();
+    shrinks_to(4);
+    assert!(stage.at_work().in_use);
+    stage.detach("a");
+}
+
+#[test]
+fn consent_to_one_device_is_shown_and_can_be_taken_back() {
+    let stage = stage();
+    stage.cache("fast", &["f0"]);
+    stage.disk("a");
+    stage.attach("a", Outside::Agreed).unwrap();
+    let set = |mode: Option<FlashMode>, single: SingleDevice| DiskFlashSet {
+        cache: Some(Some(name("fast"))),
+        mode,
+        single_device: Some(single),
+        ..DiskFlashSet::default()
+    };
+    let back = set(Some(FlashMode::WriteBack), SingleDevice::Accept);
+    stage.set_flash("a", &back).unwrap();
+    let shown = || stage.disk_service.disk(&name("a")).unwrap().flash.unwrap();
+    assert!(shown().single_device && stage.listed()[0].single_device);
+    let refused = said(stage.set_flash("a", &set(None, SingleDevice::Refuse)));
+    let way_out = "--cache-mode write-through --no-single-device-ok";
+    assert!(refused.contains(way_out), "{refused}");
+    assert_eq!(stage.at_work().mode, FlashMode::WriteBack);
+    let through = set(Some(FlashMode::WriteThrough), SingleDevice::Refuse);
+    stage.set_flash("a", &through).unwrap();
+    assert!(!shown().single_device && !shown().has_dirty);
+    assert_eq!(stage.at_work().mode, FlashMode::WriteThrough);
     stage.detach("a");
 }

@@ -1,9 +1,13 @@
 //! Flash caches after faults: what the daemon believes of reports, and what it does with parts and descriptors then.
 
-use tidegate_api::cache::{Dirty, FlashMode, FlashUse};
+use std::fmt::Debug;
+
+use tidegate_api::cache::{Dirty, DiskFlashSet, FlashMode, FlashUse, SingleDevice};
 use tidegate_core::layout::cache::CacheMode;
 use tidegate_core::layout::{LayoutNotice, LayoutOrder};
 use tidegate_core::request::Fault;
+use tracing::field::{Field, Visit};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 use super::flash::said;
 use super::*;
@@ -16,6 +20,12 @@ impl Stage {
         self.attach("a", Outside::Agreed).unwrap();
         self.give("a", Some("fast"), mode).unwrap();
         self.disk_service.live.get(&name("a")).unwrap()
+    }
+
+    /// Another daemon starts: it opens the devices anew.
+    fn opens_devices_anew(&mut self) {
+        let service = Arc::get_mut(&mut self.disk_service).unwrap();
+        service.caches = Caches::new(&service.root.state());
     }
 
     /// Notes that the devices of the disk's cache have failed, with nothing that the disk does not have.
@@ -252,4 +262,73 @@ fn a_part_that_a_disk_has_left_on_another_host_is_free() {
     other.give("a", None, FlashMode::Off).unwrap();
     stage.disk_service.remove_cache(&name("fast")).unwrap();
     other.detach("a");
+}
+
+/// The log's lines.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<String>>>);
+
+struct Words(String);
+
+impl Visit for Words {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.0.push_str(&format!("{field}={value:?} "));
+    }
+}
+
+impl<S: tracing::Subscriber> Layer<S> for Lines {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        let mut words = Words(String::new());
+        event.record(&mut words);
+        self.0.lock().unwrap().push(words.0);
+    }
+}
+
+#[test]
+fn a_device_that_the_cache_writes_again_by_itself_is_not_called_unused() {
+    let mut stage = stage();
+    drop(stage.cached(FlashMode::WriteBack));
+    stage.detach("a");
+    let [there, aside] = ["f1", "aside"].map(|file| stage.place.path().join(file));
+    fs::rename(&there, &aside).unwrap();
+    stage.opens_devices_anew();
+    stage.attach("a", Outside::Agreed).unwrap();
+    stage.detach("a");
+    fs::rename(&aside, &there).unwrap();
+    stage.opens_devices_anew();
+    let lines = Lines::default();
+    let log = tracing_subscriber::registry().with(lines.clone());
+    tracing::subscriber::with_default(log, || stage.attach("a", Outside::Agreed).unwrap());
+    let lines = lines.0.lock().unwrap().join("\n");
+    assert!(lines.contains("attached"), "{lines}");
+    assert!(!lines.contains("is not used"), "{lines}");
+    stage.detach("a");
+}
+
+#[test]
+fn without_consent_writes_go_through_while_a_device_is_away() {
+    let mut stage = stage();
+    drop(stage.cached(FlashMode::WriteBack));
+    let consent = |single: SingleDevice| DiskFlashSet {
+        single_device: Some(single),
+        ..DiskFlashSet::default()
+    };
+    stage
+        .set_flash("a", &consent(SingleDevice::Accept))
+        .unwrap();
+    stage.detach("a");
+    let [there, aside] = ["f1", "aside"].map(|file| stage.place.path().join(file));
+    fs::rename(&there, &aside).unwrap();
+    stage.opens_devices_anew();
+    let shown = stage.attach("a", Outside::Agreed).unwrap().flash.unwrap();
+    let counts = shown.at_work.unwrap();
+    assert_eq!((counts.mode, counts.devices), (FlashMode::WriteBack, 1));
+    stage
+        .set_flash("a", &consent(SingleDevice::Refuse))
+        .unwrap();
+    let shown = stage.disk_service.disk(&name("a")).unwrap().flash.unwrap();
+    assert_eq!(shown.at_work.unwrap().mode, FlashMode::WriteThrough);
+    assert!(!shown.has_dirty && !shown.single_device);
+    assert_eq!(shown.mode, FlashMode::WriteBack, "so say its settings");
+    stage.detach("a");
 }
