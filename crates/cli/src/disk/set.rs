@@ -22,7 +22,7 @@ use crate::{complete, job};
 #[derive(Debug, Args)]
 #[command(
     group = ArgGroup::new("changes").required(true).multiple(true).args([
-        "filters", "no_filters", "cache", "cache_mode", "cache_min", "cache_max", "read_only", "read_write", "serial", "queues", "seg_max", "member_timeout", "on_loss",
+        "filters", "no_filters", "cache", "cache_mode", "cache_min", "cache_max", "single_device_ok", "no_single_device_ok", "read_only", "read_write", "serial", "queues", "seg_max", "member_timeout", "on_loss",
         "shares", "reservation", "limit", "burst_iops", "burst_seconds", "limit_bandwidth", "latency_target", "group",
     ]),
     after_help = "\
