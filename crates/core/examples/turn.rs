@@ -110,6 +110,7 @@ fn cached() -> Stack {
         has_dirty: false,
         without: 0,
         policy: None,
+        policy_state: Vec::new(),
     };
     let members = Members::new([7; 16], SIZE, 1);
     Stack::new(Vec::new()).over(Tree::cached(LayoutSpec::Plain, members, cache))

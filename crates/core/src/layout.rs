@@ -24,6 +24,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use cache::CacheSetup;
+use cache::policy::Exported;
 
 pub use crate::request::Target;
 pub use arena::{Arena, SLOT};
@@ -294,6 +295,11 @@ pub trait Layout: Send {
 
     /// The state of the flash cache, if it is one.
     fn cached(&self) -> Option<CacheReport> {
+        None
+    }
+
+    /// Appends the next part of what its policy has learned, some `most` bytes, if it is a flash cache that is open.
+    fn export_policy(&self, _most: usize, _out: &mut Vec<u8>) -> Option<Exported> {
         None
     }
 

@@ -27,6 +27,7 @@ use crate::curve::Curve;
 use crate::effect::{ControlId, Effect};
 use crate::filter::stats::Pulse;
 use crate::filter::{FilterKey, FilterReport, Io, Why};
+use crate::layout::cache::policy::Exported;
 use crate::layout::{Arena, LayoutReport, OrderRefusal, Ordered};
 use crate::qos::{DiskQos, Schedulers};
 use crate::request::{Data, DiskId, Fault, IoId, Outcome, Request, Token};
@@ -119,6 +120,14 @@ impl Shard {
     pub fn layout_report(&self, disk: DiskId) -> Option<LayoutReport> {
         let disk = self.disks.get(disk.0 as usize)?.as_ref()?;
         disk.stack.layout_report()
+    }
+
+    /// Appends the next part of what the policy of a disk's flash cache has learned to what there is of it: some `most` bytes.
+    /// [`CacheSetup::policy_state`](crate::layout::cache::CacheSetup::policy_state) reads all of it. None: there is no such
+    /// disk, or no cache that is open.
+    pub fn export_policy(&self, disk: DiskId, most: usize, out: &mut Vec<u8>) -> Option<Exported> {
+        let disk = self.disks.get(disk.0 as usize)?.as_ref()?;
+        disk.stack.export_policy(most, out)
     }
 
     /// Handles one event. Appends the effects to `out`, in order.

@@ -12,6 +12,8 @@ use world::{DISK, SIZE, World};
 mod counters;
 #[path = "cache/faults.rs"]
 mod faults;
+#[path = "cache/learned.rs"]
+mod learned;
 #[path = "cache/world.rs"]
 mod world;
 

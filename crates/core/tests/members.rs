@@ -65,6 +65,7 @@ fn a_disk_goes_on_as_it_was_if_its_cache_does_not_change_or_is_refused() {
         has_dirty: false,
         without: 0b1,
         policy: None,
+        policy_state: Vec::new(),
     });
     let timeout = Span::from_millis(1_000);
     world.change_cache(CacheChange::Add { cache, timeout });

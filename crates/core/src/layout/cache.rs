@@ -47,7 +47,7 @@ use keep::Keeper;
 use loose::Loose;
 use map::Map;
 use open::Opening;
-use policy::Params;
+use policy::{Exported, Params};
 use read::Piece;
 use resync::{Copying, Resync};
 use size::Shrinking;
@@ -135,6 +135,9 @@ pub struct CacheSetup {
     pub without: u32,
     /// What it keeps; `None` for the default.
     pub policy: Option<Params>,
+    /// What the policy had learned in an earlier use of the disk
+    /// ([`Shard::export_policy`](crate::shard::Shard::export_policy)). It begins anew if this is empty, or no such state.
+    pub policy_state: Vec<u8>,
 }
 
 /// See the module.
@@ -395,12 +398,15 @@ impl Cache {
     ///
     /// # Panics
     /// Unless there are one or two devices.
-    pub fn new(setup: CacheSetup) -> Cache {
+    pub fn new(mut setup: CacheSetup) -> Cache {
         assert!(matches!(setup.devices, 1 | 2), "one device, or two");
         let mut keeper = Keeper::new(setup.area.slots());
         if let Some(params) = setup.policy {
             keeper.set_params(params);
         }
+        let learned = core::mem::take(&mut setup.policy_state);
+        // Bytes that are no state change nothing.
+        let _ = keeper.import(setup.size, &learned);
         let heading = Heading::new(blocks::Header {
             cache: setup.cache,
             disk: setup.disk,
@@ -1046,6 +1052,11 @@ impl Layout for Cache {
             flash_bytes: self.data_bytes + self.journal_bytes,
             journal_bytes: self.journal_bytes,
         })
+    }
+
+    fn export_policy(&self, most: usize, out: &mut Vec<u8>) -> Option<Exported> {
+        let is_open = self.state == State::Ready;
+        is_open.then(|| self.keeper.export(self.size, most, out))
     }
 
     fn resize(&mut self, cx: &mut LayoutCx<'_>, size: u64) {

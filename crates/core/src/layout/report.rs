@@ -285,6 +285,8 @@ pub enum LayoutNotice {
     },
     /// The cache has another policy.
     CachePolicy(Choice),
+    /// The state of the cache's policy is to be stored ([`Shard::export_policy`](crate::shard::Shard::export_policy)).
+    CacheStateDue,
     /// No device of the cache is left.
     CacheLost {
         /// Why.

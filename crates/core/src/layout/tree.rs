@@ -13,6 +13,7 @@
 //!                                      └──> node 2 mirror ──> targets 2, 3
 //! ```
 
+use super::cache::policy::Exported;
 use super::cache::{Cache, CacheSetup};
 use super::mirror::Mirror;
 use super::stripe::Stripe;
@@ -772,6 +773,7 @@ impl Tree {
             | LayoutNotice::CacheCorrupt { .. }
             | LayoutNotice::CacheShrunk { .. }
             | LayoutNotice::CachePolicy(_)
+            | LayoutNotice::CacheStateDue
             | LayoutNotice::CacheLost { .. } => notice,
         }
     }
@@ -975,6 +977,14 @@ impl Tree {
             waiting: self.nodes.iter().any(|node| node.layout.waits()),
             cache: self.nodes[usize::from(self.root)].layout.cached(),
         }
+    }
+}
+
+impl Tree {
+    /// Appends the next part of the state of the cache's policy: some `most` bytes. None: there is no cache that is open.
+    pub(crate) fn export_policy(&self, most: usize, out: &mut Vec<u8>) -> Option<Exported> {
+        let root = self.nodes.get(usize::from(self.root))?;
+        root.layout.export_policy(most, out)
     }
 }
 

@@ -11,6 +11,7 @@ use super::{Inside, Stack, StackCx, StackExit, entering, is_gone, level_u8};
 use crate::effect::Effect;
 use crate::filter::{IN_LAYOUT, Io, Origin, Way};
 use crate::iocontrol::Cost;
+use crate::layout::cache::policy::Exported;
 use crate::layout::tree::Due;
 use crate::layout::{
     BlockOutcome, CacheChange, Layout, LayoutCommand, LayoutCx, LayoutIo, LayoutOrder,
@@ -240,6 +241,11 @@ impl Stack {
     /// The state of the layouts, if there are any.
     pub(crate) fn layout_report(&self) -> Option<LayoutReport> {
         self.inside.layout.as_ref().map(|tree| tree.report())
+    }
+
+    /// Appends the next part of the state of the cache's policy. None: there is no cache that is open.
+    pub(crate) fn export_policy(&self, most: usize, out: &mut Vec<u8>) -> Option<Exported> {
+        self.inside.layout.as_ref()?.export_policy(most, out)
     }
 
     /// Passes the I/Os on to the layouts that the disk's limits delayed until now.

@@ -40,10 +40,28 @@ pub(crate) struct World {
     pub(crate) flash_writes: Vec<(u8, u64)>,
     pub(crate) answers: Vec<Outcome>,
     pub(crate) corrupt: u32,
+    /// How often the state of the policy was to be stored.
+    pub(crate) due: u32,
     /// Whether requests may fail.
     pub(crate) may_fail: bool,
     /// The operation that was begun last.
     pub(crate) last: Option<Op>,
+}
+
+fn setup(chunks: u32, policy: Option<Params>, mode: CacheMode, devices: u8) -> CacheSetup {
+    CacheSetup {
+        cache: [9; 16],
+        disk: [7; 16],
+        size: SIZE,
+        devices,
+        area: Area::new(16 * PAGE, (0..chunks).collect()).expect("enough"),
+        mode,
+        attachments: [0, 1],
+        has_dirty: false,
+        without: 0,
+        policy,
+        policy_state: Vec::new(),
+    }
 }
 
 /// What ends later.
@@ -70,24 +88,24 @@ impl World {
         mode: CacheMode,
         devices: u8,
     ) -> World {
+        World::built(setup(chunks, policy, mode, devices))
+    }
+
+    /// A disk whose cache goes on from what its policy has learned.
+    pub(crate) fn resumed(chunks: u32, policy_state: &[u8]) -> World {
+        World::built(CacheSetup {
+            policy_state: policy_state.to_vec(),
+            ..setup(chunks, None, CacheMode::WriteThrough, 1)
+        })
+    }
+
+    fn built(cache: CacheSetup) -> World {
         let mut shard = Shard::new(64);
         let arena = (0..64).map(|slot| Data {
             buffer: 1000 + slot,
             start: 0,
         });
         shard.give_arena(arena.collect());
-        let cache = CacheSetup {
-            cache: [9; 16],
-            disk: [7; 16],
-            size: SIZE,
-            devices,
-            area: Area::new(16 * PAGE, (0..chunks).collect()).expect("enough"),
-            mode,
-            attachments: [0, 1],
-            has_dirty: false,
-            without: 0,
-            policy,
-        };
         let members = Members::new([7; 16], SIZE, 1);
         let stack = Stack::new(Vec::new()).over(Tree::cached(LayoutSpec::Plain, members, cache));
         let mut world = World {
@@ -106,6 +124,7 @@ impl World {
             flash_writes: Vec::new(),
             answers: Vec::new(),
             corrupt: 0,
+            due: 0,
             may_fail: false,
             last: None,
         };
@@ -192,6 +211,7 @@ impl World {
             }
             Effect::LayoutNotice { notice, .. } => {
                 self.corrupt += u32::from(matches!(*notice, LayoutNotice::CacheCorrupt { .. }));
+                self.due += u32::from(*notice == LayoutNotice::CacheStateDue);
                 return None;
             }
             Effect::Held { .. } => {

@@ -176,6 +176,7 @@ impl Shape {
                 without: used.without,
                 // Every page comes in at once, so that short runs have something to evict.
                 policy: Some(Params::S3_FIFO.filling(3)),
+                policy_state: Vec::new(),
             };
             return Some(Tree::cached(over.spec(), members, cache));
         }

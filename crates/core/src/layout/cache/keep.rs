@@ -7,11 +7,14 @@
 //! - a page leaves only if it is clean and nothing uses it
 //! - a slot that is free in the map is free in the policy
 
-use super::policy::{Access, CANDIDATES, Params, Policy, Shadows, Streams};
+use super::policy::{
+    self, Access, BadState, CANDIDATES, Exported, Params, Policy, Shadows, Streams,
+};
 use super::{Cache, PAGE};
 use crate::layout::{LayoutCx, LayoutIo, LayoutNotice};
 use crate::units::{Span, Time};
 use alloc::boxed::Box;
+use alloc::vec::Vec;
 
 /// Slots that are kept free: one in so many.
 const FREE: u32 = 256;
@@ -23,6 +26,9 @@ const WRITE_MOST: u64 = PAGE * 16;
 /// How often the shadows are asked for another policy; they decide themselves how often that may be.
 const CHOOSE: Span = Span::from_secs(5);
 
+/// How often the policy's state is to be stored while the disk is used. Origin: chosen. A crash loses at most that.
+const STORE: Span = Span::from_secs(300);
+
 /// See the module.
 pub(super) struct Keeper {
     policy: Policy,
@@ -30,6 +36,8 @@ pub(super) struct Keeper {
     /// What chooses the policy, unless it is given.
     shadows: Option<Box<Shadows>>,
     choose_at: Time,
+    /// When the state is to be stored; unknown until the first access.
+    store_at: Option<Time>,
 }
 
 impl Keeper {
@@ -39,7 +47,18 @@ impl Keeper {
             streams: Streams::new(),
             shadows: Some(Box::new(Shadows::new(slots))),
             choose_at: Time::ZERO,
+            store_at: None,
         }
+    }
+
+    /// Goes on from the state of an earlier use of the disk, which has so many bytes now.
+    pub(super) fn import(&mut self, size: u64, state: &[u8]) -> Result<(), BadState> {
+        policy::import(&mut self.policy, self.shadows.as_deref_mut(), size, state)
+    }
+
+    /// Appends the next part of the state.
+    pub(super) fn export(&self, size: u64, most: usize, out: &mut Vec<u8>) -> Exported {
+        policy::export(&self.policy, self.shadows.as_deref(), size, most, out)
     }
 
     /// Decides by these parameters from now on.
@@ -154,7 +173,13 @@ impl Cache {
             && let Some(choice) = shadows.choose(cx.now())
         {
             keeper.policy.set_params(*shadows.params());
+            keeper.store_at = Some(cx.now());
             cx.notice(LayoutNotice::CachePolicy(choice));
+        }
+        // An idle disk learns nothing, so nothing wakes it for this.
+        if cx.now() >= *keeper.store_at.get_or_insert(cx.now() + STORE) {
+            keeper.store_at = Some(cx.now() + STORE);
+            cx.notice(LayoutNotice::CacheStateDue);
         }
     }
 

@@ -30,12 +30,15 @@ mod params;
 mod recent;
 mod shadow;
 mod shadows;
+mod state;
 mod streams;
 
 pub use ghosts::BadGhosts;
 pub use params::Params;
 pub use shadow::{Access, Figures, Shadow};
 pub use shadows::{CANDIDATES, Choice, EVERY, Judged, Shadows};
+pub use state::{BadState, Exported, check_state};
+pub(super) use state::{export, import};
 pub use streams::{SEQUENTIAL, STREAMS, Streams};
 
 use ghosts::{EVICTED, Ghosts};
@@ -312,7 +315,8 @@ impl Policy {
 
     /// Appends the ghosts as bytes that [`Policy::import_ghosts`] reads. They have no checksum.
     pub fn export_ghosts(&self, out: &mut Vec<u8>) {
-        self.ghosts.export(out);
+        let at = out.len();
+        while !self.ghosts.export(at, usize::MAX, out) {}
     }
 
     /// Replaces the ghosts. The number of slots may have been another.

@@ -89,6 +89,7 @@ impl World<'_> {
             has_dirty: false,
             without: 0,
             policy,
+            policy_state: Vec::new(),
         })
     }
 

@@ -11,6 +11,7 @@
 //! ```text
 //! 0 version u8   1 log2 of the sets u8   2 entries of a set u16   4 entries [u16], set by set, newest first
 //! ```
+//! An export of more than [`MOST_EXPORTED`] bytes has only the newest entries of each set.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -24,6 +25,8 @@ const COUNT: u16 = (1 << COUNT_BITS) - 1;
 const WAYS: u32 = 8;
 const VERSION: u8 = 1;
 const HEADER: usize = 4;
+/// The most bytes of exported entries. Origin: chosen. It is all of 512 GiB of flash, and one entry of each set of 4 TiB.
+pub(super) const MOST_EXPORTED: usize = 16 << 20;
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,24 +95,41 @@ impl Ghosts {
         self.take_over(&old);
     }
 
-    pub(super) fn export(&self, out: &mut Vec<u8>) {
-        let [low, high] = self.ways.to_le_bytes();
-        out.extend([VERSION, self.set_bits, low, high]);
-        out.extend(self.entries.iter().flat_map(|entry| entry.to_le_bytes()));
+    /// Appends the next part of an export, which begins at `at` in `out`: `most` bytes, or a set at least. An export of other
+    /// sets begins anew. Returns whether that was all.
+    pub(super) fn export(&self, at: usize, most: usize, out: &mut Vec<u8>) -> bool {
+        let sets = 1_usize << self.set_bits;
+        let ways = usize::from(self.ways).min(MOST_EXPORTED / 2 / sets);
+        let [low, high] = u16::try_from(ways)
+            .expect("fewer than sixteen")
+            .to_le_bytes();
+        let header = [VERSION, self.set_bits, low, high];
+        if out.get(at..at + HEADER) != Some(&header) {
+            out.truncate(at);
+            out.reserve_exact(HEADER + 2 * ways * sets);
+            out.extend(header);
+        }
+        if ways == 0 {
+            return true;
+        }
+        let (done, more) = (
+            (out.len() - at - HEADER) / 2 / ways,
+            (most / 2 / ways).max(1),
+        );
+        let every = self.entries.chunks_exact(self.ways.into());
+        for set in every.skip(done).take(more) {
+            out.extend(set[..ways].iter().flat_map(|entry| entry.to_le_bytes()));
+        }
+        done + more >= sets
+    }
+
+    /// Whether these bytes are an export.
+    pub(super) fn is_export(bytes: &[u8]) -> bool {
+        parse(bytes).is_some()
     }
 
     pub(super) fn import(&mut self, bytes: &[u8]) -> Result<(), BadGhosts> {
-        let (&[version, set_bits, low, high], entries) =
-            bytes.split_first_chunk::<HEADER>().ok_or(BadGhosts)?;
-        let ways = u16::from_le_bytes([low, high]);
-        let (entries, []) = entries.as_chunks::<2>() else {
-            return Err(BadGhosts);
-        };
-        let expected = usize::from(ways).checked_shl(u32::from(set_bits));
-        let sound = u32::from(ways) < 2 * WAYS && set_bits < 32 && expected == Some(entries.len());
-        if version != VERSION || !sound {
-            return Err(BadGhosts);
-        }
+        let (set_bits, ways, entries) = parse(bytes).ok_or(BadGhosts)?;
         let entries = entries.iter().map(|entry| u16::from_le_bytes(*entry));
         // A count of zero is an empty entry.
         let entries = entries.map(|entry| if entry & COUNT == 0 { 0 } else { entry });
@@ -169,4 +189,16 @@ impl Ghosts {
 
 fn is(entry: u16, mark: u16) -> bool {
     entry != 0 && entry & !COUNT == mark
+}
+
+/// Of an export: the sets as a power of two, the entries of each, and all entries.
+fn parse(bytes: &[u8]) -> Option<(u8, u16, &[[u8; 2]])> {
+    let (&[version, set_bits, low, high], entries) = bytes.split_first_chunk::<HEADER>()?;
+    let ways = u16::from_le_bytes([low, high]);
+    let (entries, []) = entries.as_chunks::<2>() else {
+        return None;
+    };
+    let expected = usize::from(ways).checked_mul(1_usize.checked_shl(set_bits.into())?);
+    let is_sound = u32::from(ways) < 2 * WAYS && set_bits < 32 && expected == Some(entries.len());
+    (version == VERSION && is_sound).then_some((set_bits, ways, entries))
 }

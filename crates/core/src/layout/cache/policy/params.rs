@@ -118,4 +118,33 @@ impl Params {
             ..self
         }
     }
+
+    /// Bytes of [`Params::encode`].
+    pub(super) const ENCODED: usize = 19;
+
+    /// All of them as bytes, which differ from those of any others: places in a table of candidates do not last.
+    pub(super) fn encode(&self) -> [u8; Params::ENCODED] {
+        let [a, b, c, d, e, f, g, h] = self.correlated.as_nanos().to_le_bytes();
+        [
+            self.small_percent,
+            self.ghost_percent,
+            self.window_percent,
+            a,
+            b,
+            c,
+            d,
+            e,
+            f,
+            g,
+            h,
+            self.admit,
+            self.admit_write,
+            self.promote,
+            self.most_refs,
+            self.ghost_to_main.into(),
+            self.reorder_on_hit.into(),
+            self.fill_from,
+            self.bypass.into(),
+        ]
+    }
 }

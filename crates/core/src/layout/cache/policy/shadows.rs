@@ -119,6 +119,8 @@ pub struct Shadows {
     due: Option<Time>,
     /// Times [`EVERY`] until figures count, at most.
     warm_up: u32,
+    /// The figures of an earlier use of the disk. Once the shadows are full, they go on from these.
+    earlier: [Figures; CANDIDATES.len()],
 }
 
 impl Shadows {
@@ -136,7 +138,24 @@ impl Shadows {
             current: 0,
             due: None,
             warm_up: WARM_UP,
+            earlier: [Figures::default(); CANDIDATES.len()],
         }
+    }
+
+    /// Goes on with the choice of an earlier use of the disk, and with its figures once the shadows are full: they are empty.
+    pub(super) fn resume(&mut self, candidate: usize, figures: [Figures; CANDIDATES.len()]) {
+        (self.current, self.earlier) = (candidate, figures);
+    }
+
+    /// The place of the parameters in use, and the figures that the next choice counts.
+    pub(super) fn learned(&self) -> (usize, [Figures; CANDIDATES.len()]) {
+        let mut figures = self.earlier;
+        if self.warm_up == 0 {
+            for (figures, shadow) in figures.iter_mut().zip(&self.shadows) {
+                *figures = *shadow.figures();
+            }
+        }
+        (self.current, figures)
     }
 
     /// Goes on with another number of slots. The sample gets smaller or larger; the shadows stay as they are.
@@ -207,8 +226,8 @@ impl Shadows {
         let full = last.is_some_and(|it| it.policy().pages() == it.policy().slots());
         self.warm_up = if full { 0 } else { self.warm_up - 1 };
         if self.warm_up == 0 {
-            for shadow in &mut self.shadows {
-                *shadow.figures_mut() = Figures::default();
+            for (shadow, earlier) in self.shadows.iter_mut().zip(self.earlier) {
+                *shadow.figures_mut() = earlier;
             }
         }
         true

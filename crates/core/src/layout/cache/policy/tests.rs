@@ -313,6 +313,75 @@ fn damaged_ghosts_are_refused_and_change_nothing() {
     assert_eq!(policy.ghosts.count(3), None);
 }
 
+/// The state of a policy and its shadows.
+fn exported(policy: &Policy, shadows: Option<&Shadows>) -> Vec<u8> {
+    let mut out = Vec::new();
+    while export(policy, shadows, 1 << 30, 100, &mut out) == Exported::Part {}
+    out
+}
+
+#[test]
+fn a_state_has_the_parameters_in_use_and_the_figures_behind_them() {
+    let mut policy = Policy::new(1_000, CANDIDATES[0]);
+    let mut shadows = Shadows::new(1_000);
+    let figures = core::array::from_fn(|nth| Figures {
+        accessed: 100_000,
+        hits: 1_000 * nth as u64,
+        flash: nth as u64,
+    });
+    shadows.resume(5, figures);
+    policy.miss(3, at(0), false);
+    let bytes = exported(&policy, Some(&shadows));
+    let (mut other, mut others) = (Policy::new(500, CANDIDATES[0]), Shadows::new(500));
+    let size = 1 << 30;
+    assert_eq!(import(&mut other, Some(&mut others), size, &bytes), Ok(()));
+    assert_eq!(others.learned(), (5, figures));
+    assert_eq!(*other.params(), CANDIDATES[5]);
+    assert_eq!(other.ghosts.count(3), Some(1));
+    // Its shadows are empty, so nothing is chosen before they are full.
+    assert_eq!(others.choose(at(0)), None);
+    assert_eq!(others.choose(at(0) + EVERY + EVERY), None);
+    assert!(others.memory() <= 64 << 10, "{}", others.memory());
+    // One without shadows has parameters that were given.
+    let mut given = Policy::new(500, Params::LRU);
+    assert_eq!(import(&mut given, None, size, &bytes), Ok(()));
+    assert_eq!(*given.params(), Params::LRU);
+    let bytes = exported(&given, None);
+    assert_eq!(import(&mut other, Some(&mut others), size, &bytes), Ok(()));
+    assert_eq!(others.learned().0, 5, "it goes on choosing");
+}
+
+#[test]
+fn parameters_that_are_no_candidate_any_more_are_not_used() {
+    let mut policy = Policy::new(100, CANDIDATES[0]);
+    let mut shadows = Shadows::new(100);
+    shadows.resume(3, [Figures::default(); CANDIDATES.len()]);
+    let mut bytes = exported(&policy, Some(&shadows));
+    assert_eq!(check_state(&bytes), Ok(()));
+    bytes[1] = 99;
+    let mut others = Shadows::new(100);
+    let size = 1 << 30;
+    assert_eq!(import(&mut policy, Some(&mut others), size, &bytes), Ok(()));
+    assert_eq!(others.learned().0, 0);
+    // More hits than accesses.
+    bytes[56] = 1;
+    assert_eq!(check_state(&bytes), Err(BadState));
+    let refused = import(&mut policy, Some(&mut others), size, &bytes);
+    assert_eq!(refused, Err(BadState));
+}
+
+#[test]
+fn the_state_of_a_cache_of_four_tebibytes_is_bounded_and_has_the_newest_ghosts() {
+    let slots = 1 << 26;
+    let mut policy = Policy::new(slots, Params::FAST);
+    policy.miss(3, at(0), false);
+    let bytes = exported(&policy, None);
+    assert!(bytes.len() <= (16 << 20) + 64, "{}", bytes.len());
+    let mut other = Policy::new(1_000, Params::FAST);
+    assert_eq!(import(&mut other, None, 1 << 30, &bytes), Ok(()));
+    assert_eq!(other.ghosts.count(3), Some(1));
+}
+
 #[test]
 fn a_run_of_a_mebibyte_is_sequential_also_among_127_others() {
     let mut streams = Streams::new();
