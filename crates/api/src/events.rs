@@ -253,6 +253,15 @@ pub enum Happening {
         /// The cache.
         cache: Name,
     },
+    /// What the policy of a disk's flash cache had learned cannot be used: it begins anew. This costs hits for a while.
+    CachePolicyForgotten {
+        /// The disk.
+        disk: Name,
+        /// The cache.
+        cache: Name,
+        /// Why.
+        why: String,
+    },
     /// The write budget of a flash cache is used up: nothing enters the cache until an hour's budget has come.
     CacheBudgetSpent {
         /// The cache.
@@ -331,6 +340,7 @@ impl Happening {
             Happening::CacheDeviceLost { .. } => "cache-device-lost",
             Happening::CacheCorrupt { .. } => "cache-corrupt",
             Happening::CacheDiscarded { .. } => "cache-discarded",
+            Happening::CachePolicyForgotten { .. } => "cache-policy-forgotten",
             Happening::CacheBudgetSpent { .. } => "cache-budget-spent",
             Happening::CacheBudgetBack { .. } => "cache-budget-back",
             Happening::CacheTarget { .. } => "cache-target",

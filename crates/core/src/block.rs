@@ -134,11 +134,11 @@ pub(crate) fn seal(bytes: &mut [u8; BLOCK]) {
     bytes[CRC_AT..].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// CRC32C (Castagnoli), eight bytes at a time: a mirror seals a block for each member whenever its state changes.
+/// CRC32C (Castagnoli) of bytes, eight at a time: a mirror seals a block for each member whenever its state changes.
 ///
 /// # Source
 /// Kounavis and Berry, "Novel Table Lookup-Based Algorithms for High-Performance CRC Generation" (2008): slicing by 8.
-fn crc32c(bytes: &[u8]) -> u32 {
+pub fn crc32c(bytes: &[u8]) -> u32 {
     let (eights, rest) = bytes.as_chunks::<8>();
     let mut sum: u32 = !0;
     for &[a, b, c, d, e, f, g, h] in eights {

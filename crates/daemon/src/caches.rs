@@ -12,6 +12,7 @@
 //! # Picture
 //! ```text
 //! STATE/caches/NAME.toml        identity, devices, chunks by disk
+//! STATE/caches/NAME.*           what may still be written, and what policies have learned
 //! device: chunk 0: label        chunks 1 ..: the disks' parts
 //! ```
 
@@ -36,6 +37,7 @@ use crate::text::new_uuid;
 use budgets::Budgets;
 pub(crate) use budgets::Left;
 use chunks::{Part, Wanted};
+use policies::Policies;
 pub(crate) use record::Record;
 pub(crate) use totals::Total;
 use totals::Totals;
@@ -43,6 +45,7 @@ use totals::Totals;
 mod budgets;
 pub(crate) mod chunks;
 mod devices;
+pub(crate) mod policies;
 mod record;
 mod totals;
 
@@ -63,6 +66,8 @@ pub(crate) struct Caches {
     pub(crate) budgets: Budgets,
     /// What disks have done with them.
     pub(crate) totals: Totals,
+    /// What their policies have learned.
+    pub(crate) policies: Policies,
     /// Serialises changes of records.
     changing: Mutex<()>,
 }
@@ -135,6 +140,7 @@ impl Caches {
         Caches {
             budgets: Budgets::new(&folder),
             totals: Totals::default(),
+            policies: Policies::new(&folder),
             folder,
             open: Mutex::default(),
             changing: Mutex::default(),
@@ -434,7 +440,9 @@ impl Caches {
 
     /// Takes a disk's part from it. The disk does not use the cache any more.
     pub(crate) fn release(&self, name: &Name, uuid: Uuid) -> Outcome<()> {
-        self.change_part(name, uuid, |part, _| part.chunks.clear())
+        self.change_part(name, uuid, |part, _| part.chunks.clear())?;
+        self.policies.forget(name, uuid);
+        Ok(())
     }
 
     fn change_part(

@@ -84,6 +84,9 @@ pub struct Flash {
     pub has_dirty: bool,
     /// Devices that are not used, whatever they have, one bit each: the administrator has given them up.
     pub without: u32,
+    /// What the cache's policy had learned in an earlier use of the disk ([`Disk::policy_state`](crate::Disk::policy_state)).
+    /// It begins anew if this is empty, or something else.
+    pub policy_state: Vec<u8>,
 }
 
 /// Receives a layout's notices, on the disk's I/O thread: it must return at once.

@@ -21,6 +21,7 @@ mod detaching;
 mod explained;
 mod first_minute;
 mod flash;
+mod flash_learned;
 mod foretold;
 mod guest_disk;
 mod guest_flash;

@@ -220,7 +220,7 @@ impl Budgets {
 }
 
 /// Seconds since 1970, of this host's clock.
-fn unix_s() -> u64 {
+pub(super) fn unix_s() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
 }

@@ -594,6 +594,11 @@ impl Attached {
         self.disk.curves()
     }
 
+    /// What the policy of its flash cache has learned. None: it has no cache that is open.
+    pub(crate) fn policy_state(&self) -> Outcome<Option<Vec<u8>>> {
+        self.disk.policy_state()
+    }
+
     /// Counts of errors in its guests' rings.
     pub(crate) fn rings(&self) -> RingCounts {
         self.disk.rings()

@@ -68,7 +68,7 @@ mod transfer;
 pub(crate) use attach::PARTING;
 pub(crate) use attach_retry::attach_missing;
 pub(crate) use caches::mind_caches;
-pub(crate) use flash::{divide_caches, keep_budgets};
+pub(crate) use flash::{divide_caches, keep_budgets, store_policies};
 pub(crate) use member_return::return_members;
 
 /// See the module.

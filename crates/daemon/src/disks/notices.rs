@@ -4,7 +4,7 @@
 //! - An I/O thread never waits here.
 //! - At most [`MOST`] notices wait. The disk's state shows what the others said.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tidegate_api::events::Happening;
@@ -29,6 +29,9 @@ pub(crate) struct Notices {
     caches: Mutex<BTreeMap<Name, Arc<CacheSignals>>>,
     /// Notified when a cache is clean, or lost.
     cached: Notify,
+    /// Disks whose caches' policies are to be stored.
+    policies: Mutex<BTreeSet<Name>>,
+    policy_due: Notify,
     /// Changes when a disk has got a cache.
     came: watch::Sender<()>,
 }
@@ -54,6 +57,10 @@ impl Notices {
         let signals = Arc::<CacheSignals>::default();
         self.caches().insert(disk.clone(), Arc::clone(&signals));
         NoticeSink(Arc::new(move |notice| {
+            if notice == LayoutNotice::CacheStateDue {
+                notices.policies().insert(disk.clone());
+                return notices.policy_due.notify_one();
+            }
             if signals.note(&notice) {
                 notices.cached.notify_one();
             }
@@ -86,6 +93,16 @@ impl Notices {
     /// Waits until a cache is clean, or lost.
     pub(crate) async fn cache_reports(&self) {
         self.cached.notified().await;
+    }
+
+    /// Waits until the policies of disks' caches are to be stored, and takes out which.
+    pub(crate) async fn policies_due(&self) -> BTreeSet<Name> {
+        self.policy_due.notified().await;
+        std::mem::take(&mut *self.policies())
+    }
+
+    fn policies(&self) -> MutexGuard<'_, BTreeSet<Name>> {
+        self.policies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn caches(&self) -> MutexGuard<'_, BTreeMap<Name, Arc<CacheSignals>>> {
@@ -158,6 +175,18 @@ impl Notices {
 mod tests {
     use super::*;
     use tidegate_core::layout::Target;
+
+    #[tokio::test]
+    async fn a_policy_that_is_due_is_stored_once_and_is_no_event() {
+        let notices = Arc::new(Notices::default());
+        let (a, b) = ("a".parse().unwrap(), "b".parse().unwrap());
+        for disk in [&a, &b, &a] {
+            let NoticeSink(sink) = notices.sink(disk);
+            sink(LayoutNotice::CacheStateDue);
+        }
+        assert_eq!(notices.policies_due().await, BTreeSet::from([a, b]));
+        assert!(notices.take().is_empty());
+    }
 
     #[test]
     fn notices_are_bounded_and_taken_once() {

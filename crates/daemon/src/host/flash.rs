@@ -6,7 +6,7 @@ use tidegate_core::layout::{Refusal, Target};
 use tidegate_engine::Flash;
 
 use super::orders::EXCHANGING;
-use super::{Disk, OldMember};
+use super::{Disk, OldMember, problem};
 use crate::config::plan::DiskPlan;
 use crate::os_error::Outcome;
 
@@ -21,6 +21,12 @@ impl Disk {
     pub(crate) fn begin_cache(&self, flash: OpenFlash) -> Outcome<()> {
         let begun = self.disk.begin_cache(flash.flash, EXCHANGING);
         begun.map_err(|e| self.refused(&e))
+    }
+
+    /// What the policy of its flash cache has learned. None: it has no cache that is open.
+    pub(crate) fn policy_state(&self) -> Outcome<Option<Vec<u8>>> {
+        let state = self.disk.policy_state();
+        state.map_err(|e| problem(&e).within(format!("cannot query disk {}", self.disk.name())))
     }
 
     /// Takes its flash cache off, which has nothing that the disk does not.

@@ -287,6 +287,7 @@ fn sentence(datastore: &Name, happening: &Happening) -> String {
         | Happening::CacheDeviceLost { .. }
         | Happening::CacheCorrupt { .. }
         | Happening::CacheDiscarded { .. }
+        | Happening::CachePolicyForgotten { .. }
         | Happening::CacheTarget { .. } => of_cache(happening),
         Happening::Missed { count } => {
             format!(
@@ -393,6 +394,9 @@ fn of_cache(happening: &Happening) -> String {
         Happening::CacheDiscarded { disk, cache } => format!(
             "disk {disk} was attached without what only cache {cache} had: these writes are lost"
         ),
+        Happening::CachePolicyForgotten { disk, cache, why } => format!(
+            "the policy of cache {cache} begins anew for disk {disk}, and pages that had left enter later: {why}"
+        ),
         Happening::CacheTarget {
             disk,
             cache,
@@ -422,6 +426,7 @@ fn log(event: &Event) {
         | Happening::CacheDeviceLost { disk, .. }
         | Happening::CacheCorrupt { disk, .. }
         | Happening::CacheDiscarded { disk, .. }
+        | Happening::CachePolicyForgotten { disk, .. }
         | Happening::CacheTarget { disk, .. }
         | Happening::DiskMoved { disk, .. } => (Some(disk), None),
         Happening::HostSeen { host, .. } | Happening::HostLost { host, .. } => (None, Some(host)),
@@ -465,6 +470,7 @@ fn wants_a_look(happening: &Happening) -> bool {
             | Happening::CacheDeviceLost { .. }
             | Happening::CacheCorrupt { .. }
             | Happening::CacheDiscarded { .. }
+            | Happening::CachePolicyForgotten { .. }
             | Happening::CacheBudgetSpent { .. }
     ) || matches!(
         happening,

@@ -80,6 +80,7 @@ pub(crate) fn happening(
         | LayoutNotice::CacheCorrupt { .. }
         | LayoutNotice::CacheShrunk { .. }
         | LayoutNotice::CachePolicy(_)
+        | LayoutNotice::CacheStateDue
         | LayoutNotice::CacheLost { .. } => return None,
     })
 }
@@ -125,7 +126,9 @@ fn of_cache(
                 (on, happening)
             }))
         }
-        LayoutNotice::CacheShrunk { .. } | LayoutNotice::CachePolicy(_) => Some(None),
+        LayoutNotice::CacheShrunk { .. }
+        | LayoutNotice::CachePolicy(_)
+        | LayoutNotice::CacheStateDue => Some(None),
         // Of a device of the cache.
         LayoutNotice::Rebuilding { member, .. }
         | LayoutNotice::Rebuilt { member }

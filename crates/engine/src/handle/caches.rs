@@ -120,6 +120,7 @@ pub(super) fn setup(spec: &DiskSpec, flash: Flash, images: &mut Vec<OpenedImage>
         has_dirty: flash.has_dirty,
         without: flash.without,
         policy: None,
+        policy_state: flash.policy_state,
     }
 }
 

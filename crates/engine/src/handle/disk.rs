@@ -188,6 +188,19 @@ impl Disk {
         answer(&pending)?.ok_or_else(|| Error::new(Kind::Gone, "the disk is not attached any more"))
     }
 
+    /// What the policy of its flash cache has learned, for [`Flash::policy_state`](crate::Flash::policy_state) of a later use.
+    /// It is read in parts, between which guests are served. None: it has no cache that is open, or is
+    /// detached.
+    ///
+    /// # Errors
+    /// If its I/O thread is gone.
+    pub fn policy_state(&self) -> Result<Option<Vec<u8>>> {
+        let id = self.core.device.id;
+        let inbox = &self.core.device.inbox;
+        let pending = send_query(inbox, |reply| Query::PolicyState(id, Vec::new(), reply))?;
+        answer(&pending)
+    }
+
     /// The worst damage to its images since they were opened, if any. A layout with redundancy does without a damaged
     /// member, so that of its least damaged image counts.
     pub fn harm(&self) -> Option<Harm> {

@@ -1,6 +1,6 @@
 //! Disks with a flash cache, on files, driven by NBD clients.
 
-use super::client::Verifier;
+use super::client::{Client, Verifier};
 use super::rig::{PATIENCE, client, engine, eventually, image, open_file, spec, tempdir};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -49,6 +49,7 @@ impl Devices {
             attachments: [last_use, last_use + 1],
             has_dirty,
             without: 0,
+            policy_state: Vec::new(),
         }
     }
 }
@@ -399,4 +400,62 @@ fn a_disk_below_a_cache_grows_while_it_is_used() {
     assert_eq!(read(SIZE - 4096, 8192), [0xad; 8192]);
     assert_eq!(read(less - 6144, 4096), [0xaa; 4096]);
     disk.detach(PATIENCE).expect("it detaches");
+}
+
+/// Pages of a disk, in groups of which the ghosts remember all. Twice as many groups are more than the cache has slots.
+const GROUP: u64 = 12;
+
+/// Reads each page of a group once.
+fn read_group(client: &mut Client, group: u64) {
+    for page in 0..GROUP {
+        let at = (group * GROUP + page * 5 % GROUP) << 16;
+        client.read(at, 1 << 16).expect("a read");
+    }
+}
+
+#[test]
+fn a_page_that_was_evicted_enters_at_its_first_access_after_the_next_attach() {
+    let place = tempdir();
+    let backing = image(place.path(), "backing", SIZE);
+    let mut devices = Devices::new(place.path());
+    let engine = engine(1);
+    let disk = attach(&engine, &backing, devices.flash(0, false));
+    let mut reader = client(&disk);
+    for group in 0..6 {
+        // The third access that is not in one moment with others brings a page in.
+        let before = report(&disk).fills;
+        eventually("most pages of the group are in the cache", || {
+            read_group(&mut reader, group);
+            reader.flush().expect("a flush");
+            report(&disk).fills >= before + GROUP / 2
+        });
+    }
+    let state = disk.policy_state().expect("it is attached");
+    let state = state.expect("it has a cache");
+    drop(reader);
+    disk.detach(PATIENCE).expect("it detaches");
+    assert!(matches!(disk.policy_state(), Ok(None)));
+
+    let mut entered = |last_use: u64, policy_state: Vec<u8>| {
+        devices.reopen();
+        let flash = Flash {
+            policy_state,
+            ..devices.flash(last_use, false)
+        };
+        let disk = attach(&engine, &backing, flash);
+        let mut reader = client(&disk);
+        (0..6).for_each(|group| read_group(&mut reader, group));
+        drop(reader);
+        let fills = report(&disk).fills;
+        disk.detach(PATIENCE).expect("it detaches");
+        fills
+    };
+    assert_eq!(entered(1, Vec::new()), 0, "nothing is known of them");
+    let fills = entered(2, state);
+    assert!(fills > 0);
+    assert_eq!(
+        entered(3, vec![0x55; 5000]),
+        0,
+        "what is no state is not used"
+    );
 }

@@ -280,6 +280,7 @@ fn attach_write_back(
         attachments: [0, 1],
         has_dirty: false,
         without: 0,
+        policy_state: Vec::new(),
     };
     let disk = if later {
         let disk = attach(engine, image, lease);

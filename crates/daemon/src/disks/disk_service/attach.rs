@@ -362,6 +362,7 @@ impl DiskService {
             return Ok(());
         }
         self.count_use(live);
+        self.store_policy(live);
         self.let_go(live, claim)
     }
 

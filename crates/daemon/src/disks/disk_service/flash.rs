@@ -40,6 +40,7 @@ mod budget;
 mod clean;
 mod devices;
 mod divide;
+mod learned;
 mod left;
 mod naming;
 mod plan;
@@ -50,6 +51,7 @@ pub(crate) use budget::keep_budgets;
 pub(super) use clean::became_clean;
 use clean::is_through;
 pub(crate) use divide::divide_caches;
+pub(crate) use learned::store_policies;
 pub(super) use naming::Naming;
 pub(super) use plan::Using;
 pub(super) use refusals::must_be_saved;
@@ -282,6 +284,7 @@ impl DiskService {
             attachments: [new_attachment()?, after.attachment],
             has_dirty: false,
             without: 0,
+            policy_state: self.learned(found, &after.cache, &record),
         };
         let cache = after.cache.clone();
         self.notices.cache_signals(live.name()).begin();

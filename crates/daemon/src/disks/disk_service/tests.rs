@@ -25,6 +25,7 @@ mod displaced;
 mod flash;
 mod flash_changes;
 mod flash_faults;
+mod flash_learned;
 mod flash_room;
 mod growth;
 mod hanging;

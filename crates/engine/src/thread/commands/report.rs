@@ -18,6 +18,7 @@ use std::sync::mpsc::Sender;
 use tidegate_core::curve::Curve;
 use tidegate_core::filter::FilterReport;
 use tidegate_core::filter::stats::Pulse;
+use tidegate_core::layout::cache::policy::Exported;
 use tidegate_core::layout::{LayoutReport, Target};
 use tidegate_core::request::DiskId;
 use tidegate_core::shard::DiskReport;
@@ -29,6 +30,9 @@ const TURN_BUDGET: usize = 256;
 const HISTOGRAMS: usize = TURN_BUDGET;
 /// Cost of a miss-ratio curve: some 400 buckets are summed, and 2,048 places visited.
 const CURVE: usize = 32;
+/// Bytes of a policy's state that a turn copies, and their cost: 20 us.
+const STATE_PART: usize = 32 << 10;
+const STATE: usize = 100;
 /// Cost of its sums: 25 scattered cache lines.
 const SUMS: usize = 8;
 /// Cost of the slot of a disk, a queue or a connection, used or not.
@@ -123,6 +127,8 @@ pub(crate) enum Query {
     Disk(DiskId, Sender<Option<DiskReading>>),
     /// The miss-ratio curves of a disk.
     Curves(DiskId, Sender<Option<DiskCurves>>),
+    /// What the policy of a disk's flash cache has learned, and what of it is copied.
+    PolicyState(DiskId, Vec<u8>, Sender<Option<Vec<u8>>>),
     /// The state of a disk's layout, if it has one; nothing for an unknown disk.
     Layout(DiskId, Sender<Option<Option<LayoutReport>>>),
     /// Which targets of a disk have I/O in flight.
@@ -230,6 +236,16 @@ impl IoThread {
                 });
                 *left = left.saturating_sub(3 * CURVE);
                 let _ = reply.send(curves);
+                true
+            }
+            Query::PolicyState(disk, state, reply) => {
+                let part = self.cx.shard.export_policy(*disk, STATE_PART, state);
+                *left = left.saturating_sub(STATE);
+                if part == Some(Exported::Part) {
+                    return false;
+                }
+                // A cache that was given up meanwhile has none.
+                let _ = reply.send(part.map(|_| std::mem::take(state)));
                 true
             }
             Query::Layout(disk, reply) => {

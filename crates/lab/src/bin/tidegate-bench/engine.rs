@@ -134,6 +134,7 @@ fn flash() -> Result<Flash> {
         attachments: [0, 1],
         has_dirty: false,
         without: 0,
+        policy_state: Vec::new(),
     })
 }
 

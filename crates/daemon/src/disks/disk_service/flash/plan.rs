@@ -172,6 +172,7 @@ impl DiskService {
                     .iter()
                     .filter(|nth| **nth < 2)
                     .fold(0, |all, nth| all | 1 << nth),
+                policy_state: self.learned(found, &flash.cache, &record),
             },
         };
         Ok(Using {
