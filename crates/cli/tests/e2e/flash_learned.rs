@@ -1,4 +1,4 @@
-//! What the policy of a flash cache has learned survives a restart of the daemon.
+//! The policy of a flash cache goes on after a restart of the daemon with what it had learned.
 
 use std::fs;
 use std::path::PathBuf;

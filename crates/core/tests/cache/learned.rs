@@ -1,4 +1,4 @@
-//! What the policy of a cache has learned, in the next use of the disk.
+//! The state of a cache's policy, in the next use of the disk.
 
 use super::world::{DISK, World};
 use tidegate_core::layout::cache::PAGE;

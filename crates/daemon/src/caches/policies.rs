@@ -1,4 +1,4 @@
-//! What the policies of disks' flash caches have learned: a file for each disk's part, beside the record of the cache.
+//! The stored states of the policies of flash caches: a file for each disk's part, beside the record of the cache.
 //!
 //! The disk service stores it every few minutes of use, and when a disk is detached. The next attach on this host goes on from
 //! there. A file that is lost or unusable costs hits, and nothing else.

@@ -1,4 +1,4 @@
-//! What a policy has learned of a disk, as bytes: the parameters in use, the figures of the candidates, and the ghosts.
+//! The state of a policy as bytes: the parameters in use, the figures of the candidates, and the ghosts.
 //!
 //! The daemon stores it, so that the next use of the disk goes on from there. Its loss costs hits, and nothing else.
 //! The file that it is in has a checksum, and says which disk and which cache it is of.

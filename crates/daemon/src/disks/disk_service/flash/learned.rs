@@ -1,5 +1,4 @@
-//! What the policies of flash caches have learned: stored while disks are used and when they are detached, and read at the next
-//! attach.
+//! The states of the policies of flash caches: stored while disks are used and when they are detached, and read at the next attach.
 //!
 //! The cache says when it is time, and says so only while the disk has I/O. So an idle disk is not woken, and writes nothing.
 

@@ -1,4 +1,4 @@
-//! What the policies of disks' flash caches have learned, from one attach to the next.
+//! The states of the policies of flash caches, from one attach to the next.
 
 use tidegate_api::cache::FlashMode;
 use tidegate_api::events::Happening;
