@@ -214,7 +214,8 @@ impl Cache {
     /// The blocks that it gave up are durably given up.
     pub(super) fn around_recorded(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
         match self.ops.at(number).stage {
-            Stage::GivesUpClean => self.give_up_clean(cx, number),
+            // Meanwhile a page may have become clean and left the cache: that is to be durable as well.
+            Stage::GivesUpClean => self.around(cx, number),
             _ => self.end(cx, number),
         }
     }
