@@ -274,6 +274,26 @@ pub enum Happening {
         /// The cache.
         cache: Name,
     },
+    /// The path of a flash cache's device does not lead to it any more: it was renamed or removed, or another one is there.
+    CacheDeviceAstray {
+        /// The cache.
+        cache: Name,
+        /// The device's number.
+        device: u8,
+        /// Its path.
+        path: String,
+        /// What happened to it.
+        why: String,
+    },
+    /// A flash cache's device is at its path again.
+    CacheDeviceInPlace {
+        /// The cache.
+        cache: Name,
+        /// The device's number.
+        device: u8,
+        /// Its path.
+        path: String,
+    },
     /// A disk's part of a flash cache is to change: hits by its curve and shares are worth more elsewhere, or here.
     CacheTarget {
         /// The disk.
@@ -343,6 +363,8 @@ impl Happening {
             Happening::CachePolicyForgotten { .. } => "cache-policy-forgotten",
             Happening::CacheBudgetSpent { .. } => "cache-budget-spent",
             Happening::CacheBudgetBack { .. } => "cache-budget-back",
+            Happening::CacheDeviceAstray { .. } => "cache-device-astray",
+            Happening::CacheDeviceInPlace { .. } => "cache-device-in-place",
             Happening::CacheTarget { .. } => "cache-target",
             Happening::Missed { .. } => "missed",
         }

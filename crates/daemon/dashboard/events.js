@@ -7,7 +7,7 @@ import { List } from "./table.js";
 import { clock } from "./words.js";
 
 // Where a promise is not kept or hosts do not agree: as the daemon's log has it.
-const GRAVE = new Set(["reservation-unmet", "reservations-shrunk", "alone", "mute", "displaced", "paused", "trouble", "certificate", "missed", "cache-lost", "cache-device-lost", "cache-corrupt", "cache-discarded", "cache-budget-spent"]);
+const GRAVE = new Set(["reservation-unmet", "reservations-shrunk", "alone", "mute", "displaced", "paused", "trouble", "certificate", "missed", "cache-lost", "cache-device-astray", "cache-device-lost", "cache-corrupt", "cache-discarded", "cache-budget-spent"]);
 
 function grave(event) {
   if (event.event === "host-lost") return !event.left;

@@ -34,6 +34,7 @@ use tidegate_engine::datastore::dir::SharedFile;
 use crate::os_error::{self, Outcome};
 use crate::store::Identity;
 use crate::text::new_uuid;
+use astray::Astray;
 use budgets::Budgets;
 pub(crate) use budgets::Left;
 use chunks::{Part, Wanted};
@@ -42,6 +43,7 @@ pub(crate) use record::Record;
 pub(crate) use totals::Total;
 use totals::Totals;
 
+pub(crate) mod astray;
 mod budgets;
 pub(crate) mod chunks;
 mod devices;
@@ -68,6 +70,8 @@ pub(crate) struct Caches {
     pub(crate) totals: Totals,
     /// What their policies have learned.
     pub(crate) policies: Policies,
+    /// Their devices to which the paths do not lead.
+    pub(crate) astray: Astray,
     /// Serialises changes of records.
     changing: Mutex<()>,
 }
@@ -141,6 +145,7 @@ impl Caches {
             budgets: Budgets::new(&folder),
             totals: Totals::default(),
             policies: Policies::new(&folder),
+            astray: Astray::default(),
             folder,
             open: Mutex::default(),
             changing: Mutex::default(),
@@ -263,6 +268,7 @@ impl Caches {
         record::remove(&self.folder, name)?;
         self.budgets.forget(name);
         self.totals.forget(name);
+        self.astray.forget(name);
         let open = locked(&self.open).remove(name);
         if let Some(devices) = open.and_then(|open| locked(&open).take()) {
             // Without its label, a device can become another cache.

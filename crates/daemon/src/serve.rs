@@ -203,6 +203,7 @@ async fn live(prepared: Prepared) -> Outcome<()> {
         () = disk_service::mind_caches(Arc::clone(&disk_service)) => {}
         () = disk_service::keep_budgets(Arc::clone(&disk_service)) => {}
         () = disk_service::store_policies(Arc::clone(&disk_service)) => {}
+        () = disk_service::look_for_flash(Arc::clone(&disk_service)) => {}
         () = disk_service::divide_caches(Arc::clone(&disk_service), plan.divide) => {}
     }
     stop(&daemon, &ours, answering, signals).await

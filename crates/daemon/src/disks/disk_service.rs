@@ -68,7 +68,7 @@ mod transfer;
 pub(crate) use attach::PARTING;
 pub(crate) use attach_retry::attach_missing;
 pub(crate) use caches::mind_caches;
-pub(crate) use flash::{divide_caches, keep_budgets, store_policies};
+pub(crate) use flash::{divide_caches, keep_budgets, look_for_flash, store_policies};
 pub(crate) use member_return::return_members;
 
 /// See the module.
@@ -186,6 +186,7 @@ impl DiskService {
         let live = self.live.all();
         troubles.extend(live.iter().filter_map(|live| leases::lost(live)));
         troubles.extend(live.iter().filter_map(|live| live.cache_problem()));
+        troubles.extend(self.caches.astray.all());
         troubles.extend(self.claims.all_overdue());
         troubles
     }

@@ -157,6 +157,20 @@ fn of_host(happening: &Happening) -> String {
             "cache {cache} has used up its write budget ({budget_bytes_per_day} bytes a day on each device): nothing enters it, and \
              writes go to the datastores, until an hour's budget has come"
         ),
+        Happening::CacheDeviceAstray {
+            cache,
+            device,
+            path,
+            why,
+        } => format!(
+            "device {device} of cache {cache} is not at {path} any more: {why}; what only it has is lost when the daemon stops: see \
+             `tidegate cache show {cache}`"
+        ),
+        Happening::CacheDeviceInPlace {
+            cache,
+            device,
+            path,
+        } => format!("device {device} of cache {cache} is at {path} again"),
         Happening::CacheBudgetBack { cache } => {
             format!("cache {cache} has some of its write budget again, and is used as before")
         }
@@ -271,7 +285,9 @@ fn sentence(datastore: &Name, happening: &Happening) -> String {
         }
         Happening::Certificate { .. }
         | Happening::CacheBudgetSpent { .. }
-        | Happening::CacheBudgetBack { .. } => of_host(happening),
+        | Happening::CacheBudgetBack { .. }
+        | Happening::CacheDeviceAstray { .. }
+        | Happening::CacheDeviceInPlace { .. } => of_host(happening),
         Happening::MemberDropped { .. }
         | Happening::MemberRebuilding { .. }
         | Happening::MemberRebuilt { .. }
@@ -472,6 +488,7 @@ fn wants_a_look(happening: &Happening) -> bool {
             | Happening::CacheDiscarded { .. }
             | Happening::CachePolicyForgotten { .. }
             | Happening::CacheBudgetSpent { .. }
+            | Happening::CacheDeviceAstray { .. }
     ) || matches!(
         happening,
         Happening::Scrubbed { different, unreadable, .. } if different + unreadable > 0

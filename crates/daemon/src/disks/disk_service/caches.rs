@@ -188,7 +188,10 @@ impl DiskService {
             .map(Naming::without_part);
         let mut disks: Vec<_> = disks.chain(others).collect();
         disks.sort_by(|one, other| one.disk.cmp(&other.disk));
-        let problems = devices.problems();
+        let problems = devices.problems().into_iter().enumerate();
+        let astray = |nth| self.caches.astray.of(name, nth);
+        let problems = problems.map(|(nth, problem)| problem.or_else(|| astray(nth)));
+        let problems: Vec<_> = problems.collect();
         let now = tidegate_engine::now();
         let left = self.caches.budgets.left(name, record, now);
         let paths = record.devices.iter().zip(&problems);
@@ -246,8 +249,15 @@ impl DiskService {
             min_bytes: size(flash.min),
             max_bytes: size(flash.max),
             at_work: report.as_ref().map(counts),
-            problem: live.and_then(Attached::cache_problem),
+            problem: live.and_then(|live| self.cache_problem(live)),
         })
+    }
+
+    /// What is wrong with the cache of an attached disk.
+    fn cache_problem(&self, live: &Attached) -> Option<Problem> {
+        let astray = |using: CacheInUse| self.caches.astray.of_cache(&using.cache);
+        live.cache_problem()
+            .or_else(|| live.cache().and_then(astray))
     }
 
     /// Records what caches have reported. Returns whether something is to be tried again.

@@ -50,6 +50,7 @@ mod room;
 pub(crate) use budget::keep_budgets;
 pub(super) use clean::became_clean;
 use clean::is_through;
+pub(crate) use devices::look_for_flash;
 pub(crate) use divide::divide_caches;
 pub(crate) use learned::store_policies;
 pub(super) use naming::Naming;

@@ -12,7 +12,7 @@ use super::{Options, image_of};
 use crate::datastore::OpenedImage;
 use crate::datastore::condition::Condition;
 use crate::error::{Error, Kind, Result};
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -58,6 +58,14 @@ impl SharedFile {
     /// Size in bytes.
     pub fn size(&self) -> u64 {
         self.files.size
+    }
+
+    /// What the file system says of the open file, whatever is at its path now.
+    ///
+    /// # Errors
+    /// If that cannot be read.
+    pub fn metadata(&self) -> io::Result<Metadata> {
+        self.files.buffered.metadata()
     }
 
     /// Reads bytes at an offset. Blocks.

@@ -3,16 +3,64 @@
 //! # Always true
 //! - a disk writes back on a mirrored cache only while both devices have everything, unless one failed meanwhile
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use tidegate_api::cache::FlashMode;
+use tidegate_api::events::Happening;
 use tidegate_core::layout::cache::CacheMode;
 use tidegate_core::layout::{CacheReport, LayoutOrder, Target};
 
 use super::DiskService;
 use crate::caches::Devices;
 use crate::disks::attached::Attached;
-use crate::os_error::Outcome;
+use crate::os_error::{self, Outcome};
+
+/// How often devices are looked for at their paths. Origin: chosen; it costs a look at each path.
+const EVERY: Duration = Duration::from_secs(60);
+
+/// Looks for the devices of caches at their paths, while a disk uses a cache, until it is dropped.
+pub(crate) async fn look_for_flash(disk_service: Arc<DiskService>) {
+    loop {
+        let uses = || {
+            let live = disk_service.live.all();
+            live.iter().any(|live| live.cache().is_some())
+        };
+        disk_service.notices.until_a_cache(uses).await;
+        tokio::time::sleep(EVERY).await;
+        let looking = Arc::clone(&disk_service);
+        let work = move || {
+            looking.report_astray();
+            Ok(())
+        };
+        // It is tried again.
+        let _ = os_error::blocking(work).await;
+    }
+}
 
 impl DiskService {
+    /// Reports devices of caches to which their paths do not lead any more, or lead again.
+    pub(in super::super) fn report_astray(&self) {
+        for changed in self.caches.look_for_devices() {
+            let (cache, device) = (changed.cache.clone(), changed.device);
+            let path = changed.path.display().to_string();
+            let happening = match changed.why {
+                Some(why) => Happening::CacheDeviceAstray {
+                    cache,
+                    device,
+                    path,
+                    why,
+                },
+                None => Happening::CacheDeviceInPlace {
+                    cache,
+                    device,
+                    path,
+                },
+            };
+            self.notices.add_of_cache(&changed.cache, happening);
+        }
+    }
+
     /// Has the devices of a disk's cache that lack writes get everything again, as work in the background.
     pub(super) fn resync(&self, live: &Attached, devices: &Devices) {
         // A cache begins by itself with a device that it could read when it opened. One is written at a time.

@@ -11,6 +11,7 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 use super::flash::said;
 use super::*;
+use crate::disks::notices::Notice;
 
 impl Stage {
     /// Disk `a`, attached with cache `fast` of two devices in this mode.
@@ -331,4 +332,60 @@ fn without_consent_writes_go_through_while_a_device_is_away() {
     assert!(!shown.has_dirty && !shown.single_device);
     assert_eq!(shown.mode, FlashMode::WriteBack, "so say its settings");
     stage.detach("a");
+}
+
+#[test]
+fn a_device_whose_file_is_renamed_or_replaced_is_reported_until_it_is_back() {
+    let stage = stage();
+    drop(stage.cached(FlashMode::WriteThrough));
+    let service = &stage.disk_service;
+    let events = || {
+        service.report_astray();
+        let words = service
+            .notices
+            .take()
+            .into_iter()
+            .filter_map(|(_, notice)| {
+                let Notice::Member { happening, .. } = notice else {
+                    return None;
+                };
+                Some(happening.word())
+            });
+        words
+            .filter(|word| word.starts_with("cache-device"))
+            .collect::<Vec<_>>()
+    };
+    let [there, aside] = ["f1", "aside"].map(|file| stage.place.path().join(file));
+    assert!(events().is_empty() && service.troubles().is_empty());
+    fs::rename(&there, &aside).unwrap();
+    assert_eq!(events(), ["cache-device-astray"]);
+    assert!(events().is_empty(), "it is reported once");
+    let shown = service.cache(&name("fast")).unwrap();
+    let problems = shown.devices.iter().map(|device| device.problem.is_some());
+    assert_eq!(problems.collect::<Vec<_>>(), [false, true]);
+    let problem = shown.problem.unwrap();
+    assert!(
+        problem.to_string().contains("removed or renamed"),
+        "{problem}"
+    );
+    assert!(problem.remedy.unwrap().contains("write-through"));
+    let of_disk = service.disk(&name("a")).unwrap().flash.unwrap().problem;
+    assert!(of_disk.is_some());
+    assert_eq!(service.troubles().len(), 1);
+    // Something else in its place is not it.
+    fs::write(&there, "something else").unwrap();
+    assert!(events().is_empty());
+    let shown = service.cache(&name("fast")).unwrap();
+    let problem = shown.problem.unwrap().to_string();
+    assert!(problem.contains("another file or device"), "{problem}");
+    fs::rename(&aside, &there).unwrap();
+    assert_eq!(events(), ["cache-device-in-place"]);
+    assert!(service.troubles().is_empty());
+    assert!(service.cache(&name("fast")).unwrap().problem.is_none());
+    stage.detach("a");
+    fs::remove_file(&there).unwrap();
+    assert_eq!(events(), ["cache-device-astray"]);
+    stage.give("a", None, FlashMode::Off).unwrap();
+    service.remove_cache(&name("fast")).unwrap();
+    assert!(service.troubles().is_empty() && events().is_empty());
 }
