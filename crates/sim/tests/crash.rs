@@ -398,10 +398,10 @@ fn disks_keep_their_promises_through_random_runs() {
     holds_in_random_runs(&wide, 10);
 }
 
-fn cached_on_2(mode: CacheMode) -> Shape {
+fn cached(devices: u8, mode: CacheMode) -> Shape {
     Shape::Cached {
         over: Over::Plain,
-        devices: 2,
+        devices,
         mode,
     }
 }
@@ -431,8 +431,9 @@ fn past_failures_of_the_data_path_stay_repaired() {
             "wide mirror of 2" => (Shape::Mirror { members: 2 }, WIDE),
             "mirror of 3" => (Shape::Mirror { members: 3 }, SECTORS),
             "movable" => (Shape::Movable, SECTORS),
-            "write-through on 2" => (cached_on_2(CacheMode::WriteThrough), PAGES),
-            "write-back on 2" => (cached_on_2(CacheMode::WriteBack), PAGES),
+            "write-through" => (cached(1, CacheMode::WriteThrough), PAGES),
+            "write-through on 2" => (cached(2, CacheMode::WriteThrough), PAGES),
+            "write-back on 2" => (cached(2, CacheMode::WriteBack), PAGES),
             other => panic!("{other} has no past failure so far"),
         };
         assert!(!word("story").trim().is_empty(), "what happened, and why");
