@@ -181,7 +181,8 @@ fn run(
                 shard.usage(CONTROL, now, &mut usage);
             }
             let outcome = Ok(());
-            shard.handle(now, Event::Finished { disk, io, outcome }, out);
+            shard.ended(now, disk, io, outcome, |_, _| 0);
+            shard.flow(now, out);
             answered += carry(shard, now, out, &mut started, &mut events);
         }
     }

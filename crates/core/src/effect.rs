@@ -77,7 +77,8 @@ pub enum Effect {
         /// Length in bytes.
         len: u64,
     },
-    /// Compute the CRC32C of bytes, and report it with [`Event::Summed`](crate::shard::Event::Summed).
+    /// Compute a checksum of bytes, and report it with [`Event::Summed`](crate::shard::Event::Summed). Layouts store some:
+    /// it must be the same in every version of the program.
     Sum {
         /// The disk.
         disk: DiskId,

@@ -189,8 +189,8 @@ pub struct Io {
     pub(crate) tries: u8,
     /// Which of the images that its target has had.
     pub(crate) image: u8,
-    /// What the layout calls it, if that checks what is read ([`Map::Checked`](crate::layout::Map::Checked)); or zero.
-    pub(crate) mark: u16,
+    /// What the layout calls it, if that checks what is read ([`Layout::hit`](crate::layout::Layout::hit)); or zero.
+    pub(crate) mark: u64,
     /// The filter that deferred it, and which way it was going. Below the lowest filter: it waits for its turn.
     /// [`GATHERED`]: it is about to go. Nothing while the datastore has it.
     pub(crate) parked: Option<(u8, Way)>,

@@ -25,6 +25,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use cache::CacheSetup;
 use cache::policy::Exported;
+use core::num::NonZeroU64;
 
 pub use crate::request::Target;
 pub use arena::{Arena, SLOT};
@@ -80,23 +81,30 @@ pub enum Map {
         /// Offset there, in bytes.
         offset: u64,
     },
-    /// The whole read goes to this place. Its bytes are whole blocks, and the layout sees the checksum of each
-    /// ([`Layout::checked`]) before it is answered.
-    Checked {
-        /// The target: a flash device, no other layout. No scheduler is in between.
-        target: Target,
-        /// Offset there, in bytes.
-        offset: u64,
-        /// What the layout calls it; not zero.
-        mark: u16,
-    },
     /// The layout has taken it, and will answer it.
     Issued,
     /// It has ended.
     Done(Outcome),
 }
 
-/// What a layout finds when it checks a read ([`Map::Checked`]).
+/// A read that goes to one flash device as it is ([`Layout::hit`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hit {
+    /// The target: a flash device, no other layout. No scheduler is in between.
+    pub target: Target,
+    /// Offset there, in bytes.
+    pub offset: u64,
+    /// What the layout calls it.
+    pub mark: NonZeroU64,
+}
+
+/// What a layout knows when it is asked for a [`Hit`].
+pub struct HitCx<'a> {
+    pub(crate) now: Time,
+    pub(crate) loads: &'a [Load],
+}
+
+/// What a layout finds when it checks a read ([`Layout::hit`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Check {
     /// It has not seen all blocks.
@@ -200,6 +208,13 @@ pub trait Layout: Send {
     /// valid label.
     fn open(&mut self, cx: &mut LayoutCx<'_>, usable: u32, fresh: bool);
 
+    /// A read has come to the layout above all others. If all of it is whole blocks that one flash device has together, it may
+    /// go there at once: its end is the answer, once the layout has seen the checksum of each block ([`Layout::checked`]).
+    /// Otherwise [`Layout::map`] is called.
+    fn hit(&mut self, _cx: &HitCx<'_>, _offset: u64, _len: u64) -> Option<Hit> {
+        None
+    }
+
     /// An I/O has come to this layout.
     fn map(&mut self, cx: &mut LayoutCx<'_>, io: &LayoutIo) -> Map;
 
@@ -218,7 +233,7 @@ pub trait Layout: Send {
 
     /// The checksum of the next block of a read that it wants to be checked. It has changed nothing if the answer is
     /// [`Check::Bad`], and forgotten the read if that is [`Check::Good`].
-    fn checked(&mut self, _mark: u16, _sum: u32) -> Check {
+    fn checked(&mut self, _mark: u64, _sum: u32) -> Check {
         Check::Bad
     }
 
@@ -228,7 +243,7 @@ pub trait Layout: Send {
         &mut self,
         _cx: &mut LayoutCx<'_>,
         _io: &LayoutIo,
-        _mark: u16,
+        _mark: u64,
         _fault: Option<Fault>,
     ) {
     }

@@ -160,8 +160,23 @@ impl Shard {
                 ref request,
             } => self.submitted(now, disk, token, request, out),
             Event::Finished { disk, io, outcome } => self.finished(now, disk, io, outcome),
-            Event::Summed { disk, io, sum } if self.checked(disk, io, sum) => {}
             _ => self.administer(now, ManuallyDrop::into_inner(event), out),
+        }
+    }
+
+    /// Takes in the end of a job, as [`Event::Finished`] does, and computes the checksums of a read that a layout checks by
+    /// `sum`, from bytes and their length. After [`Event::Finished`] such a read is read again instead, in another way.
+    #[inline(never)]
+    pub fn ended(
+        &mut self,
+        now: Time,
+        disk: DiskId,
+        io: IoId,
+        outcome: Outcome,
+        sum: impl FnMut(Data, u32) -> u32,
+    ) {
+        if let Some((stack, ios)) = self.end(now, disk, io, outcome) {
+            stack.check(io, ios, sum);
         }
     }
 
@@ -432,31 +447,33 @@ impl Shard {
 
     #[inline(never)]
     fn finished(&mut self, now: Time, id: DiskId, io: IoId, outcome: Outcome) {
+        self.end(now, id, io, outcome);
+    }
+
+    /// A job has ended. Returns where it is if it is a read that is to be checked.
+    #[inline(always)]
+    fn end(
+        &mut self,
+        now: Time,
+        id: DiskId,
+        io: IoId,
+        outcome: Outcome,
+    ) -> Option<(&mut Stack, &mut Slab<Io>)> {
         let disk = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut);
         let Some(disk) = disk else {
             self.strays += 1;
-            return;
+            return None;
         };
         let Some(io) = disk.stack.finish(now, io, outcome, &mut self.ios) else {
             self.strays += 1;
-            return;
+            return None;
         };
+        let is_checked = io.mark != 0 && outcome.is_ok();
         if io.times != 0 {
             disk.qos.ended(&mut self.schedulers, now, id, io);
         }
         disk.mark_ready(id, &mut self.ready);
-    }
-
-    /// Whether this checksum is one of a guest's read that is checked, and nothing else is to be done about it.
-    #[inline(never)]
-    fn checked(&mut self, id: DiskId, io: IoId, sum: u32) -> bool {
-        let disk = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut);
-        let Some(disk) = disk else { return false };
-        let checked = disk.stack.check(io, sum, &mut self.ios);
-        if checked {
-            disk.mark_ready(id, &mut self.ready);
-        }
-        checked
+        is_checked.then_some((&mut disk.stack, &mut self.ios))
     }
 
     fn ticked(&mut self, now: Time, out: &mut Vec<Effect>) {

@@ -66,8 +66,6 @@ pub struct Stack {
     lower_leaving: Vec<IoId>,
     /// The layout's sub-I/Os that a datastore completed.
     sub_leaving: Vec<IoId>,
-    /// Guests' reads that a layout has checked.
-    checked: Vec<IoId>,
     inside: Inside,
 }
 
@@ -123,7 +121,6 @@ impl Stack {
             leaving: Vec::new(),
             lower_leaving: Vec::new(),
             sub_leaving: Vec::new(),
-            checked: Vec::new(),
             inside: Inside {
                 layers: Vec::new(),
                 layout: None,
@@ -300,7 +297,7 @@ impl Stack {
                 &mut self.lower_leaving,
                 &mut self.sub_leaving,
             ];
-            cx.leave_layouts(inside, ended, &mut self.checked);
+            cx.leave_layouts(inside, ended);
         }
         if !self.leaving.is_empty() {
             let bottom = inside.layers.len();
@@ -537,7 +534,9 @@ impl StackExit<'_> {
     fn begin(&mut self, io: &mut Io) {
         io.parked = None;
         io.issued = self.now;
-        self.out.push(start(self.disk, io));
+        // Of a known length, so that the effect is written in place.
+        let start = core::iter::once_with(|| start(self.disk, io));
+        self.out.extend(start);
     }
 
     /// Whether the scheduler starts the I/O now; otherwise it queues it.

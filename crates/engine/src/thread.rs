@@ -489,8 +489,9 @@ fn report_end(cx: &mut ThreadCx, blocks: &mut Blocks, disk: DiskId, io: IoId, ou
     if blocks::is_block(io) {
         return report_block(cx, blocks, io, outcome);
     }
-    let event = Event::Finished { disk, io, outcome };
-    cx.shard.gather(cx.now, event, &mut cx.effects);
+    let buffers = &cx.buffers;
+    let sum = |data, len| buffers.sum(data, len as usize);
+    cx.shard.ended(cx.now, disk, io, outcome, sum);
 }
 
 /// Reports the end of a block's job. Out of line, because its event is handled at once.

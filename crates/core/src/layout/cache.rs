@@ -26,8 +26,8 @@
 
 use super::slots::Slots;
 use super::{
-    BlockOutcome, CacheReport, Check, Layout, LayoutCx, LayoutIo, LayoutNotice, LayoutOrder,
-    Map as Mapped, MemberReport, OrderRefusal, Ordered, Refusal, Target,
+    BlockOutcome, CacheReport, Check, Hit, HitCx, Layout, LayoutCx, LayoutIo, LayoutNotice,
+    LayoutOrder, Load, Map as Mapped, MemberReport, OrderRefusal, Ordered, Refusal, Target,
 };
 use crate::block::BLOCK;
 use crate::range_lock::{Mode, RangeLock, Wanted};
@@ -40,7 +40,7 @@ use area::Area;
 use around::{Flushing, Stage};
 use clean::Cleaner;
 use fill::{Filler, Filling};
-use hit::Hit;
+use hit::ManyBlocks;
 use join::{Joiner, Joining};
 use journal::{Heading, Journal};
 use keep::Keeper;
@@ -160,8 +160,8 @@ pub struct Cache {
     lock: RangeLock,
     ops: Slots<Op>,
     reads: Slots<Piece>,
-    /// Reads that one run of blocks on flash has, while they are there.
-    direct: Slots<Hit>,
+    /// Reads of several blocks that one run of blocks on flash has, while they are there.
+    direct: Slots<ManyBlocks>,
     parts: Slots<Part>,
     flushes: Slots<Flushing>,
     fillings: Slots<Filling>,
@@ -520,14 +520,21 @@ impl Cache {
     }
 
     /// The device that a read goes to if these were tried, one bit each: the least loaded one, in turn.
-    fn reader(&mut self, cx: &LayoutCx<'_>, tried: u8) -> Option<Target> {
+    #[inline(always)]
+    fn reader(&mut self, loads: &[Load], tried: u8) -> Option<Target> {
         let left = self.in_sync & !u32::from(tried);
-        if left.is_power_of_two() {
-            let only = u8::try_from(left.trailing_zeros());
-            return only.ok().map(Target);
+        match left {
+            0b10 => Some(Target(1)),
+            0b100 => Some(Target(2)),
+            _ => self.reader_of(loads, left),
         }
+    }
+
+    fn reader_of(&mut self, loads: &[Load], left: u32) -> Option<Target> {
         let last = self.last_read;
-        let ready = each(left).min_by_key(|device| (cx.load(*device), device.0 == last));
+        let load = |device: Target| loads.get(usize::from(device.0));
+        let load = |device| load(device).map_or(0, |load| load.in_flight);
+        let ready = each(left).min_by_key(|device| (load(*device), device.0 == last));
         self.last_read = ready?.0;
         ready
     }
@@ -602,7 +609,7 @@ impl Cache {
             self.ops.at(number).is_sequential = is_sequential;
             if !is_sequential {
                 in_pages(io.offset, io.len)
-                    .for_each(|piece| self.shadow(cx, piece.page, piece.blocks, true));
+                    .for_each(|piece| self.shadow(cx.now(), piece.page, piece.blocks, true));
             }
         }
         let wanted = Wanted {
@@ -741,11 +748,15 @@ impl Cache {
     }
 
     /// A page without a valid block leaves the cache, if nothing uses it and no durable record names it.
+    #[inline(always)]
     fn remove_if_empty(&mut self, slot: u32) {
         // Most have one.
-        if self.map.slot(slot).valid != 0 {
-            return;
+        if self.map.slot(slot).valid == 0 {
+            self.remove_unless_used(slot);
         }
+    }
+
+    fn remove_unless_used(&mut self, slot: u32) {
         let page = self.map.page(slot);
         let is_used = self.map.slot(slot).is_pinned() || self.unsettled.contains_key(&page);
         if is_used || self.map.masks(slot).0 != 0 {
@@ -873,6 +884,10 @@ impl Layout for Cache {
         self.begin_opening(cx);
     }
 
+    fn hit(&mut self, cx: &HitCx<'_>, offset: u64, len: u64) -> Option<Hit> {
+        self.take_hit(cx, offset, len)
+    }
+
     fn map(&mut self, cx: &mut LayoutCx<'_>, io: &LayoutIo) -> Mapped {
         self.cleaner.busy_at = cx.now();
         self.choose_policy(cx);
@@ -884,7 +899,6 @@ impl Layout for Cache {
             };
         }
         match io.op {
-            RequestOp::Read if self.is_lost_to(io) => Mapped::Done(Err(Fault::Io)),
             RequestOp::Read => self.take_read(cx, io),
             RequestOp::Flush => self.take_flush(cx, io),
             RequestOp::Extents if self.keeps_dirty && self.cleaner.dirty_pages() > 0 => {
@@ -898,11 +912,11 @@ impl Layout for Cache {
         }
     }
 
-    fn checked(&mut self, mark: u16, sum: u32) -> Check {
+    fn checked(&mut self, mark: u64, sum: u32) -> Check {
         self.hit_summed(mark, sum)
     }
 
-    fn unchecked(&mut self, cx: &mut LayoutCx<'_>, io: &LayoutIo, mark: u16, fault: Option<Fault>) {
+    fn unchecked(&mut self, cx: &mut LayoutCx<'_>, io: &LayoutIo, mark: u64, fault: Option<Fault>) {
         self.hit_bad(cx, io, mark, fault);
     }
 

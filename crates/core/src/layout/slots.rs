@@ -61,10 +61,6 @@ impl<T> Slots<T> {
         self.entries.iter().flatten()
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.entries.len() - self.free.len()
-    }
-
     pub(super) fn is_empty(&self) -> bool {
         self.entries.len() == self.free.len()
     }

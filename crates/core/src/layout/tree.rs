@@ -18,7 +18,7 @@ use super::cache::{Cache, CacheSetup};
 use super::mirror::Mirror;
 use super::stripe::Stripe;
 use super::{
-    Arena, BlockOutcome, Check, DATA_AT, Layout, LayoutCommand, LayoutCx, LayoutNotice,
+    Arena, BlockOutcome, Check, DATA_AT, Hit, HitCx, Layout, LayoutCommand, LayoutCx, LayoutNotice,
     LayoutOrder, LayoutReport, LayoutSpec, MEMBER_TIMEOUT, MemberReport, OnLoss, OrderRefusal,
     Ordered, Refusal, ScrubReport, Target,
 };
@@ -429,9 +429,22 @@ impl Tree {
         }
     }
 
+    /// Asks the layout above all others whether a read goes to a flash device as it is; the target is the disk's.
+    #[inline(always)]
+    pub(crate) fn hit(&mut self, now: Time, offset: u64, len: u64) -> Option<Hit> {
+        let root = &mut self.nodes[usize::from(self.root)];
+        let Below::Cached { flash, .. } = root.below else {
+            return None;
+        };
+        let loads = &self.loads[usize::from(flash) - 1..];
+        let hit = root.layout.hit(&HitCx { now, loads }, offset, len)?;
+        let target = Target(hit.target.0 + flash - 1);
+        Some(Hit { target, ..hit })
+    }
+
     /// The checksum of the next block of a read that the layout above all others checks.
     #[inline]
-    pub(crate) fn checked(&mut self, mark: u16, sum: u32) -> Check {
+    pub(crate) fn checked(&mut self, mark: u64, sum: u32) -> Check {
         let root = &mut self.nodes[usize::from(self.root)];
         root.layout.checked(mark, sum)
     }

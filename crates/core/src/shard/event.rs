@@ -53,7 +53,7 @@ pub enum Event {
         disk: DiskId,
         /// The I/O.
         io: IoId,
-        /// The CRC32C.
+        /// The checksum.
         sum: u32,
     },
     /// An order to the disk's layouts, answered by [`Effect::LayoutOrdered`](crate::effect::Effect::LayoutOrdered).

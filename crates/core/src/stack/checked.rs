@@ -1,7 +1,7 @@
 //! Reads that a layout checks before they are answered: a flash cache's hits.
 //!
-//! Such a read goes to one target as it is ([`Map::Checked`](crate::layout::Map::Checked)). Once it has ended there, the
-//! checksum of each of its blocks is computed, in order, and the layout compares it with its own.
+//! Such a read goes to one target as it is ([`Layout::hit`](crate::layout::Layout::hit)). When it has ended there, the
+//! checksum of each of its blocks is computed at once, in order, and the layout compares it with its own.
 //!
 //! # Always true
 //! - no such read is answered with success unless the layout found it good
@@ -10,11 +10,10 @@
 use super::layouts::as_seen;
 use super::{Inside, Stack, StackCx, StackExit};
 use crate::block::BLOCK;
-use crate::effect::Effect;
-use crate::filter::{GATHERED, IN_LAYOUT, Io, Origin, Way};
+use crate::filter::Io;
 use crate::iocontrol::Cost;
-use crate::layout::{Check, Target};
-use crate::request::{Fault, IoId};
+use crate::layout::Check;
+use crate::request::{Data, Fault, IoId};
 use crate::slab::Slab;
 use alloc::vec::Vec;
 
@@ -24,105 +23,65 @@ const SUMMED: u32 = 4096;
 const _: () = assert!(BLOCK == SUMMED as usize, "blocks are summed");
 
 impl Stack {
-    /// Takes the next checksum of a guest's read; `flow` passes it up after the last one. Returns whether that was all:
-    /// otherwise [`Stack::summed`] gets it.
-    #[inline]
-    pub(crate) fn check(&mut self, id: IoId, sum: u32, ios: &mut Slab<Io>) -> bool {
-        let Some(io) = ios.get_mut(id) else {
-            return false;
-        };
-        if io.mark == 0 || !matches!(io.origin, Origin::Guest(_)) {
-            return false;
-        }
+    /// Has a read that has ended checked. One that is not good, or for which this is not called, goes back to its layout in
+    /// `flow`.
+    #[inline(always)]
+    pub(crate) fn check(
+        &mut self,
+        id: IoId,
+        ios: &mut Slab<Io>,
+        mut sum: impl FnMut(Data, u32) -> u32,
+    ) {
         let Some(tree) = self.inside.layout.as_deref_mut() else {
-            return false;
+            return;
         };
-        match tree.checked(io.mark, sum) {
-            Check::More => true,
-            Check::Good => {
-                io.mark = 0;
-                io.parked = Some((GATHERED, Way::Up));
-                self.checked.push(id);
-                true
+        let io = ios.inside_mut(id);
+        let mut data = io.data;
+        loop {
+            match tree.checked(io.mark, sum(data, SUMMED)) {
+                Check::More => data = data.skip(SUMMED),
+                Check::Good => {
+                    io.mark = 0;
+                    return;
+                }
+                Check::Bad => return,
             }
-            Check::Bad => false,
         }
-    }
-
-    /// The same for a read of a filter, or one that is not good. Returns whether there was such an I/O.
-    #[cold]
-    pub(super) fn check_alone(&mut self, cx: &mut StackCx<'_>, id: IoId, sum: u32) -> bool {
-        let mark = cx.ios.get(id).map_or(0, |io| io.mark);
-        let tree = self.inside.layout.as_deref_mut();
-        let (Some(tree), false) = (tree, mark == 0) else {
-            return false;
-        };
-        let check = tree.checked(mark, sum);
-        if check == Check::More {
-            return true;
-        }
-        let io = cx.ios.inside_mut(id);
-        (io.mark, io.parked) = (0, None);
-        match check {
-            Check::Good => {
-                let bottom = self.inside.layers.len();
-                cx.up_alone(&mut self.inside, id, bottom);
-            }
-            _ => cx.read_badly(&mut self.inside, id, mark, None),
-        }
-        cx.run(&mut self.inside);
-        true
     }
 }
 
 impl StackExit<'_> {
-    /// Gives a read to a flash device, which has no scheduler: it is checked when it has ended there.
-    #[inline]
-    pub(super) fn place_checked(
-        &mut self,
-        inside: &mut Inside,
-        io: &mut Io,
-        node: u8,
-        (target, offset, mark): (Target, u64, u16),
-    ) {
-        let tree = inside.layout.as_deref_mut().expect("the disk has layouts");
-        let target = tree.below(node, target);
-        (io.target, io.at) = (target.expect("flash is no layout"), offset);
-        (io.node, io.mark) = (node, mark);
-        (io.cost, io.times) = (Cost(0), 0);
+    /// Gives a read to a flash device at once, if its layout wants that. It has no scheduler there, and is checked when it
+    /// has ended. Returns whether it did.
+    #[inline(always)]
+    pub(super) fn hit(&mut self, inside: &mut Inside, io: &mut Io) -> bool {
+        let Some(tree) = inside.layout.as_deref_mut() else {
+            return false;
+        };
+        let Some(hit) = tree.hit(self.now, io.offset, io.len) else {
+            return false;
+        };
+        (io.target, io.at, io.node) = (hit.target, hit.offset, tree.root());
+        (io.mark, io.cost, io.times) = (hit.mark.get(), Cost(0), 0);
         self.begin(io);
         tree.begun(io, self.now);
+        true
     }
 }
 
 impl StackCx<'_> {
-    /// Takes the reads out of these that are to be checked, and has their blocks summed.
-    pub(super) fn sum_read(&mut self, ids: &mut Vec<IoId>) {
-        let (disk, len) = (self.exit.disk, u64::from(SUMMED));
-        let (ios, out) = (&mut *self.ios, &mut *self.exit.out);
-        let mut kept = 0;
-        for nth in 0..ids.len() {
-            let io_id = ids[nth];
-            let io = ios.inside_mut(io_id);
-            if io.mark == 0 {
-                ids[kept] = io_id;
-                kept += 1;
-                continue;
+    /// Gives the reads of these that were not found good back to their layout, and leaves the others.
+    #[cold]
+    pub(super) fn reads_badly(&mut self, inside: &mut Inside, ids: &mut Vec<IoId>) {
+        ids.retain(|&id| {
+            let io = self.ios.inside_mut(id);
+            let mark = core::mem::take(&mut io.mark);
+            if mark != 0 {
+                self.read_badly(inside, id, mark, None);
             }
-            io.parked = Some((IN_LAYOUT, Way::Up));
-            let (mut data, mut left) = (io.data, io.len);
-            while left > 0 {
-                out.push(Effect::Sum {
-                    disk,
-                    io: io_id,
-                    data,
-                    len,
-                });
-                data = data.skip(SUMMED);
-                left = left.saturating_sub(len);
-            }
-        }
-        ids.truncate(kept);
+            mark == 0
+        });
+        self.run(inside);
     }
 
     /// A read was not good: its layout takes it.
@@ -131,7 +90,7 @@ impl StackCx<'_> {
         &mut self,
         inside: &mut Inside,
         id: IoId,
-        mark: u16,
+        mark: u64,
         fault: Option<Fault>,
     ) {
         self.take(id);

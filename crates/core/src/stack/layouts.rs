@@ -169,7 +169,7 @@ impl Stack {
     /// Reports a checksum to its layout. Returns whether there was such an I/O.
     pub(crate) fn summed(&mut self, cx: &mut StackCx<'_>, id: IoId, sum: u32) -> bool {
         let Some(Origin::Layout { node, tag, .. }) = cx.ios.get(id).map(|io| io.origin) else {
-            return self.check_alone(cx, id, sum);
+            return false;
         };
         cx.ios.remove(id);
         self.inside.subs -= 1;
@@ -415,11 +415,15 @@ impl StackCx<'_> {
         let (bottom, root) = (level_u8(inside.layers.len()), inside.root());
         for id in ids.drain(..) {
             let io = self.ios.inside_mut(id);
-            if self.exit.passes_limits(io, bottom) {
-                let offset = io.offset;
-                if let Some((node, map)) = map_io(&mut self.exit, inside, io, root, offset) {
-                    self.mapped(inside, id, node, map);
-                }
+            if !self.exit.passes_limits(io, bottom) {
+                continue;
+            }
+            if io.op == Op::Read && self.exit.hit(inside, io) {
+                continue;
+            }
+            let offset = io.offset;
+            if let Some((node, map)) = map_io(&mut self.exit, inside, io, root, offset) {
+                self.mapped(inside, id, node, map);
             }
         }
     }
@@ -436,15 +440,6 @@ impl StackCx<'_> {
     fn mapped(&mut self, inside: &mut Inside, id: IoId, node: u8, map: Map) {
         match map {
             Map::One { target, offset } => self.route(inside, id, node, target, offset),
-            Map::Checked {
-                target,
-                offset,
-                mark,
-            } => {
-                let io = self.ios.inside_mut(id);
-                let place = (target, offset, mark);
-                self.exit.place_checked(inside, io, node, place);
-            }
             Map::Issued => self.take(id),
             Map::Done(outcome) => {
                 self.take(id);
@@ -472,21 +467,15 @@ impl StackCx<'_> {
     /// Passes I/Os that targets have completed through the layouts: guests', filters' and the layouts' own.
     #[cold]
     #[inline(never)]
-    pub(super) fn leave_layouts(
-        &mut self,
-        inside: &mut Inside,
-        ended: [&mut Vec<IoId>; 3],
-        checked: &mut Vec<IoId>,
-    ) {
+    pub(super) fn leave_layouts(&mut self, inside: &mut Inside, ended: [&mut Vec<IoId>; 3]) {
         let [guests, filters, own] = ended;
         self.leave_targets(inside, guests);
-        guests.append(checked);
         self.leave_targets(inside, filters);
         self.leave_targets(inside, own);
         self.return_to_layouts(inside, own);
     }
 
-    /// Counts I/Os that targets have completed. Asks layouts about those that failed.
+    /// Counts I/Os that targets have completed. Asks layouts about those that failed or were not read well.
     fn leave_targets(&mut self, inside: &mut Inside, ids: &mut Vec<IoId>) {
         let tree = inside.layout.as_deref_mut().expect("the disk has layouts");
         let (mut failed, mut marks) = (false, 0);
@@ -500,7 +489,7 @@ impl StackCx<'_> {
             self.ask_of_failed(inside, ids);
         }
         if marks != 0 {
-            self.sum_read(ids);
+            self.reads_badly(inside, ids);
         }
     }
 
@@ -747,14 +736,6 @@ fn map_io(
         let (layout, mut cx) = inside.hook(exit, node);
         let (target, at) = match layout.map(&mut cx, &seen) {
             Map::One { target, offset } => (target, offset),
-            Map::Checked {
-                target,
-                offset,
-                mark,
-            } => {
-                exit.place_checked(inside, io, node, (target, offset, mark));
-                return None;
-            }
             map => return Some((node, map)),
         };
         (node, offset) = (exit.place(inside, io, node, target, at)?, at);

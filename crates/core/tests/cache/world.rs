@@ -139,14 +139,23 @@ impl World {
     }
 
     pub(crate) fn handle(&mut self, event: Event) {
-        self.shard.handle(self.now, event, &mut self.out);
+        self.take(event);
         while !self.out.is_empty() {
             for effect in std::mem::take(&mut self.out) {
                 if let Some(event) = self.perform(effect) {
-                    self.shard.handle(self.now, event, &mut self.out);
+                    self.take(event);
                 }
             }
         }
+    }
+
+    fn take(&mut self, event: Event) {
+        let Event::Finished { disk, io, outcome } = event else {
+            return self.shard.handle(self.now, event, &mut self.out);
+        };
+        let sum = self.sum;
+        self.shard.ended(self.now, disk, io, outcome, |_, _| sum);
+        self.shard.flow(self.now, &mut self.out);
     }
 
     pub(crate) fn perform(&mut self, effect: Effect) -> Option<Event> {

@@ -41,7 +41,7 @@ pub(super) fn refused(plan: &DiskPlan, cache: Option<&Name>, refusal: Refusal) -
     let (target, why) = match refusal {
         Refusal::Foreign(target) => (target, "it was used for another attachment of the disk"),
         Refusal::Unknown(target) => (target, "it has something else"),
-        Refusal::Newer(target) => (target, "a newer version of Tidegate wrote it"),
+        Refusal::Newer(target) => (target, "another version of Tidegate wrote it"),
         Refusal::Damaged(target) => (target, "its journal is damaged"),
         Refusal::Blank(target) => (target, "the disk's part of it is empty or was overwritten"),
         Refusal::Missing(target) => (

@@ -27,6 +27,11 @@ const RECHECK: Span = Span::from_millis(20);
 pub(crate) struct Fences(pub(crate) Vec<Vec<Arc<Fence>>>);
 
 impl Fences {
+    /// Whether there is no gate.
+    pub(crate) fn are_none(&self) -> bool {
+        self.0.iter().all(Vec::is_empty)
+    }
+
     /// Whether the gate is open.
     #[inline]
     fn are_open(&self) -> bool {

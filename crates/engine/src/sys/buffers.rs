@@ -15,6 +15,7 @@
 //! # Units
 //! Positions and lengths are bytes inside the slot.
 
+use super::checksum::Checksum;
 use super::guest::{Mapping, Mmap, Segment, gather};
 use part_lists::{PartList, PartLists};
 use std::rc::Rc;
@@ -52,6 +53,7 @@ pub(crate) struct Buffers {
     parts: PartLists,
     /// The slot of zeroes, after its first use.
     zeroes: Option<u32>,
+    checksum: Checksum,
 }
 
 #[derive(Default)]
@@ -85,6 +87,7 @@ impl Buffers {
             pool: Pool::default(),
             parts: PartLists::default(),
             zeroes: None,
+            checksum: Checksum::new(),
         }
     }
 
@@ -374,18 +377,25 @@ impl Buffers {
         }
     }
 
-    /// The CRC32C of `len` bytes from `data` on. Where a guest writes to them meanwhile, it is that of some mixture.
-    pub(crate) fn crc32c(&self, data: Data, len: usize) -> u32 {
+    /// The checksum of `len` bytes from `data` on. Where a guest writes to them meanwhile, it is that of some mixture.
+    #[inline(always)]
+    pub(crate) fn sum(&self, data: Data, len: usize) -> u32 {
         let (segments, start) = (self.segments(data.buffer), data.start as usize);
-        // One piece is the rule.
-        if let [only] = segments
-            && start + len <= only.len()
-        {
-            // SAFETY: the piece has so many bytes (module invariant, and compared).
-            let base = unsafe { only.0.iov_base.cast::<u8>().add(start) };
-            return super::checksum::crc32c([Segment::new(base, len)].into_iter());
+        match segments {
+            // One piece is the rule.
+            [only] if start + len <= only.len() => {
+                // SAFETY: the piece has so many bytes (module invariant, and compared).
+                let base = unsafe { only.0.iov_base.cast::<u8>().add(start) };
+                self.checksum.of_piece(&Segment::new(base, len))
+            }
+            _ => self.sum_of_pieces(data, len),
         }
-        super::checksum::crc32c(pieces(segments, start, len))
+    }
+
+    #[inline(never)]
+    fn sum_of_pieces(&self, data: Data, len: usize) -> u32 {
+        let segments = self.segments(data.buffer);
+        self.checksum.of(pieces(segments, data.start as usize, len))
     }
 
     /// Copies `len` bytes from one pool slot to another.

@@ -68,7 +68,7 @@ impl IoThread {
                 data,
                 len,
             } => {
-                let sum = self.cx.buffers.crc32c(data, bytes(len));
+                let sum = self.cx.buffers.sum(data, bytes(len));
                 self.cx.summed(disk, io, sum);
             }
             // Taken out only here, so that the others are read in place.

@@ -10,6 +10,7 @@
 //! - no job is started on an image that was replaced
 
 use super::close::ClosedImage;
+use crate::datastore::away::Away;
 use crate::datastore::fenced::{Fenced, Fences};
 use crate::datastore::{Claims, Image, OpenedImage};
 use crate::error::{Error, Kind, Result};
@@ -22,6 +23,8 @@ use tidegate_core::request::DiskId;
 pub(super) struct Member {
     pub(super) id: ImageId,
     pub(super) image: Box<dyn Image + Send>,
+    /// Whether it is a flash device that has gates.
+    is_gated: bool,
     /// Released after the image is closed.
     claims: Claims,
 }
@@ -31,14 +34,21 @@ impl Member {
         Member {
             id,
             image: opened.image,
+            is_gated: false,
             claims: opened.claims,
         }
     }
 
-    /// A flash device, which has gates.
-    fn flash(self) -> Member {
-        let image = Box::new(Fenced::flash(self.image, Fences::default()));
-        Member { image, ..self }
+    /// It is a flash device behind these gates. Where no member has a lease there are none.
+    fn refence(&mut self, fences: &Fences) {
+        if !self.is_gated && fences.are_none() {
+            return;
+        }
+        if !std::mem::replace(&mut self.is_gated, true) {
+            let image = std::mem::replace(&mut self.image, Box::new(Away));
+            self.image = Box::new(Fenced::flash(image, Fences::default()));
+        }
+        self.image.refence(fences);
     }
 
     /// Its parts, for the task that closes it.
@@ -178,13 +188,6 @@ impl Images {
         reply: Sender<Result<()>>,
     ) -> Result<()> {
         let member = Member::new(self.free_id(disk)?, opened);
-        let is_flash = self
-            .flash
-            .is_some_and(|(members, _)| usize::from(target.0) >= members);
-        let member = match is_flash {
-            true => member.flash(),
-            false => member,
-        };
         let last = self.more.len();
         match usize::from(target.0) {
             at if at == last + 1 => {
@@ -242,9 +245,6 @@ impl Images {
     /// are lost.
     pub(super) fn set_flash(&mut self, members: usize, layout: LayoutSpec) {
         self.flash = Some((members, layout));
-        let devices = self.more.drain(members - 1..).map(Member::flash);
-        let devices: Vec<Member> = devices.collect();
-        self.more.extend(devices);
         self.refence_flash();
     }
 
@@ -255,7 +255,7 @@ impl Images {
         };
         let fences = self.fences(members, layout);
         for device in &mut self.more[members - 1..] {
-            device.image.refence(&fences);
+            device.refence(&fences);
         }
     }
 

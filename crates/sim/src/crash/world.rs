@@ -401,6 +401,20 @@ impl World {
     fn handle(&mut self, event: Event) {
         self.now = self.now + Span::from_micros(1);
         self.shard.handle(self.now, event, &mut self.out);
+        self.handled();
+    }
+
+    /// An I/O has ended, and its bytes are checked if the shard wants that.
+    fn ended(&mut self, io: IoId, outcome: Outcome) {
+        self.now = self.now + Span::from_micros(1);
+        let (memory, sums) = (&mut self.memory, &mut self.sums);
+        let sum = |data, len| summed(sums, bytes(memory, data, len as usize));
+        self.shard.ended(self.now, DISK, io, outcome, sum);
+        self.shard.flow(self.now, &mut self.out);
+        self.handled();
+    }
+
+    fn handled(&mut self) {
         self.effects.extend(self.out.drain(..));
         if self.shard.strays() > 0 {
             self.fail("the shard counts a stray completion".to_owned());
@@ -490,12 +504,7 @@ impl World {
             }
             Effect::Sum { io, data, len, .. } => {
                 let len = usize::try_from(len).expect("a slot is small");
-                let bytes = bytes(&mut self.memory, data, len);
-                let next = u32::try_from(self.sums.len()).expect("a run is short");
-                let sum = match self.sums.get(bytes) {
-                    Some(sum) => *sum,
-                    None => *self.sums.entry(bytes.to_vec()).or_insert(next),
-                };
+                let sum = summed(&mut self.sums, bytes(&mut self.memory, data, len));
                 self.handle(Event::Summed {
                     disk: DISK,
                     io,
@@ -582,18 +591,14 @@ impl World {
             ..
         } = started;
         self.note(|| format!("complete {op:?} {offset}+{len} on target {target}: {outcome:?}"));
-        self.handle(match bytes {
-            Bytes::Memory(_) => Event::Finished {
-                disk: DISK,
-                io,
-                outcome,
-            },
-            Bytes::Block(block) => Event::BlockDone {
+        match bytes {
+            Bytes::Memory(_) => self.ended(io, outcome),
+            Bytes::Block(block) => self.handle(Event::BlockDone {
                 disk: DISK,
                 io,
                 outcome: outcome.map(|()| block.filter(|_| op == Op::Read)),
-            },
-        });
+            }),
+        }
     }
 
     fn apply(&mut self, started: &mut Started) {
@@ -766,6 +771,15 @@ impl World {
         (self.growing, self.shrinking) = (false, false);
         self.shrink_asked = false;
         self.attach();
+    }
+}
+
+/// The checksum of bytes: those that differ have another one.
+fn summed(sums: &mut BTreeMap<Vec<u8>, u32>, bytes: &[u8]) -> u32 {
+    let next = u32::try_from(sums.len()).expect("a run is short");
+    match sums.get(bytes) {
+        Some(sum) => *sum,
+        None => *sums.entry(bytes.to_vec()).or_insert(next),
     }
 }
 

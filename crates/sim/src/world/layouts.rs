@@ -377,7 +377,14 @@ impl<'a> World<'a> {
         while let Some((host, thread, event)) = self.inbox.pop_front() {
             let mut effects = std::mem::take(&mut self.effects);
             let shard = &mut self.hosts[host].threads[thread].shard;
-            shard.handle(self.now, event, &mut effects);
+            match event {
+                shard::Event::Finished { disk, io, outcome } => {
+                    // Members have equal bytes here.
+                    shard.ended(self.now, disk, io, outcome, |_, _| 0);
+                    shard.flow(self.now, &mut effects);
+                }
+                event => shard.handle(self.now, event, &mut effects),
+            }
             if shard.strays() > 0 {
                 let message = "a shard counts a stray completion";
                 self.invariants.breach(self.now, message);

@@ -26,8 +26,9 @@ const HEADERS: u64 = 2;
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Area {
-    /// Bytes of a chunk.
+    /// Bytes of a chunk, and its pages.
     chunk: u64,
+    pages: u32,
     /// Chunks of the headers and the journal.
     journal: Vec<u32>,
     /// Chunks of pages.
@@ -61,6 +62,7 @@ impl Area {
         let enough = !data.is_empty() && are_enough(chunk, journal.len(), data.len());
         enough.then_some(Area {
             chunk,
+            pages: u32::try_from(chunk / PAGE).expect("a chunk is below 256 TiB"),
             journal,
             data,
         })
@@ -88,7 +90,7 @@ impl Area {
 
     /// How many slots there are without so many of the last chunks; `None` if no chunk is left.
     pub(super) fn slots_without(&self, count: u32) -> Option<u32> {
-        let slots = self.slots().checked_sub(count.checked_mul(self.pages())?)?;
+        let slots = self.slots().checked_sub(count.checked_mul(self.pages)?)?;
         (slots > 0 && count > 0).then_some(slots)
     }
 
@@ -98,15 +100,10 @@ impl Area {
         self.data.truncate(left);
     }
 
-    /// Pages of a chunk.
-    fn pages(&self) -> u32 {
-        u32::try_from(self.chunk / PAGE).expect("a chunk is below 256 TiB")
-    }
-
     /// How many slots there are.
     pub fn slots(&self) -> u32 {
         let chunks = u32::try_from(self.data.len()).expect("chunks have 32 bits");
-        chunks * self.pages()
+        chunks * self.pages
     }
 
     /// Blocks of the journal's ring.
@@ -138,12 +135,14 @@ impl Area {
     }
 
     /// The number of a slot over the whole device.
+    #[inline(always)]
     pub fn number(&self, slot: u32) -> u32 {
-        let chunk = self.data[(slot / self.pages()) as usize];
-        chunk * self.pages() + slot % self.pages()
+        let chunk = self.data[(slot / self.pages) as usize];
+        chunk * self.pages + slot % self.pages
     }
 
     /// Where a block of a slot is on each device, in bytes.
+    #[inline(always)]
     pub fn block_of_slot(&self, slot: u32, block: usize) -> u64 {
         u64::from(self.number(slot)) * PAGE + block as u64 * CACHE_BLOCK
     }
@@ -152,7 +151,7 @@ impl Area {
     pub fn slots_by_number(&self) -> SlotsByNumber {
         let chunks = (0..).zip(&self.data);
         SlotsByNumber {
-            pages: self.pages(),
+            pages: self.pages,
             places: chunks.map(|(place, chunk)| (*chunk, place)).collect(),
         }
     }

@@ -349,7 +349,7 @@ impl Cache {
         });
         let (target, offset, len) = match first {
             Some((start, holder, block)) if start <= io.offset => {
-                let Some(device) = self.reader(cx, tried) else {
+                let Some(device) = self.reader(cx.loads, tried) else {
                     return self.op_part_ended(cx, number, Some(Fault::Io));
                 };
                 let within = io.offset - start;

@@ -31,7 +31,8 @@ use alloc::vec::Vec;
 
 const HEADER: [u8; 8] = *b"TIDECACH";
 const JOURNAL: [u8; 8] = *b"TIDECJNL";
-const VERSION: u16 = 1;
+/// Version 1 had another checksum of blocks.
+const VERSION: u16 = 2;
 
 const RECORDS_AT: usize = 56;
 const RECORDS_END: usize = BLOCK - 4;
@@ -71,6 +72,12 @@ impl Header {
     /// Whether it is of this use of a disk of this size.
     pub(super) fn is_of_use(&self, attachment: u64, size: u64) -> bool {
         self.attachments.contains(&attachment) && self.size <= size
+    }
+
+    /// Whether a block is a header of this disk in this cache, of any version.
+    pub(super) fn is_for(bytes: &[u8], cache: [u8; 16], disk: [u8; 16]) -> bool {
+        let from = Reader::peek(bytes, HEADER, 16);
+        from.is_some_and(|mut from| (from.take(), from.take()) == (cache, disk))
     }
 
     /// The block.
@@ -378,6 +385,19 @@ mod tests {
     #[test]
     fn a_header_is_read_as_it_was_written() {
         assert_eq!(Header::decode(&header().encode()[..]), Ok(header()));
+    }
+
+    #[test]
+    fn a_header_of_another_version_is_refused_and_names_its_disk() {
+        let mut bytes = header().encode();
+        bytes[8..10].copy_from_slice(&1_u16.to_le_bytes());
+        crate::block::seal(&mut bytes);
+        assert_eq!(Header::decode(&bytes[..]), Err(Unreadable::Newer(1)));
+        let (cache, disk) = (header().cache, header().disk);
+        assert!(Header::is_for(&bytes[..], cache, disk));
+        assert!(!Header::is_for(&bytes[..], cache, [0xee; 16]));
+        assert!(!Header::is_for(&bytes[..], [0xee; 16], disk));
+        assert!(!Header::is_for(&[0; BLOCK], cache, disk));
     }
 
     #[test]

@@ -604,7 +604,7 @@ impl Cache {
         if blocks == 0 {
             return self.cleaning_ended(cx, page);
         }
-        let Some(device) = self.reader(cx, tried) else {
+        let Some(device) = self.reader(cx.loads, tried) else {
             return self.dirty_unreadable(cx, page);
         };
         self.item(page).bad = 0;

@@ -133,7 +133,7 @@ impl Cache {
         let (Some(slot), Some(twin), true) = (slot, twin, may_begin) else {
             return self.unlock(cx, op);
         };
-        let Some(device) = self.reader(cx, 0) else {
+        let Some(device) = self.reader(cx.loads, 0) else {
             return self.unlock(cx, op);
         };
         let Some(arena) = cx.claim_above() else {

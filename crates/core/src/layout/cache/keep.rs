@@ -94,12 +94,11 @@ impl Keeper {
 
 impl Cache {
     /// A cached page was accessed.
-    pub(super) fn policy_hit(&mut self, cx: &LayoutCx<'_>, slot: u32, page: u32) {
-        let policy = &mut self.keeper.policy;
-        match policy.page(slot) {
-            Some(_) => policy.hit(slot, cx.now()),
+    #[inline]
+    pub(super) fn policy_hit(&mut self, now: Time, slot: u32, page: u32) {
+        if !self.keeper.policy.hit(slot, now) {
             // It was about to leave.
-            None => policy.insert(page, slot),
+            self.keeper.policy.insert(page, slot);
         }
     }
 
@@ -123,7 +122,7 @@ impl Cache {
     ) -> bool {
         match slot {
             Some(slot) => {
-                self.policy_hit(cx, slot, page);
+                self.policy_hit(cx.now(), slot, page);
                 true
             }
             None => self.keeper.policy.miss(page, cx.now(), is_write),
@@ -145,7 +144,7 @@ impl Cache {
 
     /// Lets the shadows see an access. Long sequences go past the cache whatever the policy is.
     #[inline]
-    pub(super) fn shadow(&mut self, cx: &LayoutCx<'_>, page: u32, blocks: u16, is_write: bool) {
+    pub(super) fn shadow(&mut self, now: Time, page: u32, blocks: u16, is_write: bool) {
         if let Some(shadows) = &mut self.keeper.shadows {
             let access = Access {
                 page,
@@ -153,16 +152,22 @@ impl Cache {
                 is_write,
                 is_sequential: false,
             };
-            shadows.access(access, cx.now());
+            shadows.access(access, now);
         }
     }
 
     /// Goes on with another policy, if the shadows have found a better one.
     #[inline]
     pub(super) fn choose_policy(&mut self, cx: &mut LayoutCx<'_>) {
-        if cx.now() >= self.keeper.choose_at {
+        if self.must_choose(cx.now()) {
             self.choose_now(cx);
         }
+    }
+
+    /// Whether the shadows are to be asked.
+    #[inline]
+    pub(super) fn must_choose(&self, now: Time) -> bool {
+        now >= self.keeper.choose_at
     }
 
     #[cold]
@@ -184,6 +189,7 @@ impl Cache {
     }
 
     /// Notes where a request was. Returns whether it is part of a long sequence, which does not count.
+    #[inline]
     pub(super) fn note_stream(&mut self, offset: u64, len: u64) -> bool {
         self.keeper.streams.access(offset, len)
     }

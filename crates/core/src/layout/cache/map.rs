@@ -154,26 +154,25 @@ impl Map {
     }
 
     /// One more I/O uses a slot: it is not given to another page.
-    #[inline]
+    #[inline(always)]
     pub(super) fn pin(&mut self, slot: u32) {
         let at = self.slot_mut(slot);
         if at.state & PINS == PINS {
-            *self.more_pins.entry(slot).or_default() += 1;
+            self.pin_more(slot);
         } else {
             at.state += 1;
         }
     }
 
+    #[cold]
+    fn pin_more(&mut self, slot: u32) {
+        *self.more_pins.entry(slot).or_default() += 1;
+    }
+
     /// One I/O less uses a slot.
-    #[inline]
+    #[inline(always)]
     pub(super) fn unpin(&mut self, slot: u32) {
-        if !self.more_pins.is_empty()
-            && let Some(more) = self.more_pins.get_mut(&slot)
-        {
-            *more -= 1;
-            if *more == 0 {
-                self.more_pins.remove(&slot);
-            }
+        if !self.more_pins.is_empty() && self.unpin_more(slot) {
             return;
         }
         let at = self.slot_mut(slot);
@@ -184,6 +183,19 @@ impl Map {
         at.state -= 1;
     }
 
+    /// Whether the slot has pins in the map, and one less now.
+    #[cold]
+    fn unpin_more(&mut self, slot: u32) -> bool {
+        let Some(more) = self.more_pins.get_mut(&slot) else {
+            return false;
+        };
+        *more -= 1;
+        if *more == 0 {
+            self.more_pins.remove(&slot);
+        }
+        true
+    }
+
     pub(super) fn len(&self) -> u32 {
         u32::try_from(self.slots.len()).expect("slots have 32 bits")
     }
@@ -192,10 +204,12 @@ impl Map {
         self.free_count
     }
 
+    #[inline]
     pub(super) fn slot(&self, slot: u32) -> &Slot {
         &self.slots[slot as usize]
     }
 
+    #[inline]
     pub(super) fn slot_mut(&mut self, slot: u32) -> &mut Slot {
         &mut self.slots[slot as usize]
     }
@@ -208,7 +222,7 @@ impl Map {
     }
 
     /// The place of a page in the index, or the empty place where it would be.
-    #[inline]
+    #[inline(always)]
     fn place(&self, page: u32) -> usize {
         let mut at = self.home(page);
         while self.index[at] != NONE && self.slots[self.index[at] as usize].page() != page {
@@ -221,7 +235,7 @@ impl Map {
     }
 
     /// The first slot of a page.
-    #[inline]
+    #[inline(always)]
     pub(super) fn find(&self, page: u32) -> Option<u32> {
         let slot = *self.index.get(self.place(page))?;
         (slot != NONE).then_some(slot)
@@ -385,7 +399,7 @@ impl Map {
     }
 
     /// The slot of a page in which all of these blocks are valid.
-    #[inline]
+    #[inline(always)]
     pub(super) fn holder_of_all(&self, slot: u32, blocks: u16) -> Option<u32> {
         let has_all = |slot: u32| self.slot(slot).valid & blocks == blocks;
         if has_all(slot) {

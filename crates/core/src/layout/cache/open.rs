@@ -154,6 +154,8 @@ impl Cache {
                         found.next_place = u64::from(1 - place);
                     }
                 }
+                // Another version may have used the chunk for another disk.
+                Err(Unreadable::Newer(_)) if !Header::is_for(&block[..], cache, disk) => {}
                 Err(unreadable) => found.refusal = Some(unreadable),
             },
             _ => found.failed += 1,

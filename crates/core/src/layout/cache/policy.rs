@@ -39,7 +39,7 @@ pub use shadow::{Access, Figures, Shadow};
 pub use shadows::{CANDIDATES, Choice, EVERY, Judged, Shadows};
 pub use state::{BadState, Exported, check_state};
 pub(super) use state::{export, import};
-pub use streams::{SEQUENTIAL, STREAMS, Streams};
+pub use streams::{REMEMBERED, SEQUENTIAL, Streams};
 
 use ghosts::{EVICTED, Ghosts};
 use recent::Recent;
@@ -70,6 +70,8 @@ pub struct Policy {
     entered: u32,
     /// Entries in a unit of age, as a power of two.
     age_shift: u32,
+    /// Below this age, in such units, an access of a page of the small queue does not count.
+    window: u32,
 }
 
 /// Slots from the newest to the oldest, linked by [`Policy::newer`] and [`Policy::older`].
@@ -122,7 +124,7 @@ impl Policy {
     /// A policy for `slots` slots, all of them free.
     pub fn new(slots: u32, params: Params) -> Policy {
         let count = slots as usize;
-        Policy {
+        let mut policy = Policy {
             params,
             newer: vec![NONE; count],
             older: vec![NONE; count],
@@ -134,7 +136,10 @@ impl Policy {
             recent: Recent::new(slots),
             entered: 0,
             age_shift: age_shift(slots),
-        }
+            window: 0,
+        };
+        policy.set_window();
+        policy
     }
 
     /// Its parameters.
@@ -145,6 +150,7 @@ impl Policy {
     /// Goes on with other parameters. Pages stay where they are.
     pub fn set_params(&mut self, params: Params) {
         self.params = params;
+        self.set_window();
     }
 
     /// The number of slots.
@@ -168,15 +174,22 @@ impl Policy {
         self.tags[slot as usize].refs() > 0
     }
 
-    /// The page in `slot` was accessed. Do not call it for an access of a bypassed sequential run.
-    #[inline]
-    pub fn hit(&mut self, slot: u32, now: Time) {
+    /// The page in `slot` was accessed. Do not call it for an access of a bypassed sequential run. Returns whether there is a
+    /// page.
+    #[inline(always)]
+    pub fn hit(&mut self, slot: u32, now: Time) -> bool {
         let tag = self.tags[slot as usize];
-        let refs = tag.refs();
-        // Nothing to note: most hits of a full cache end here.
-        if !self.params.reorder_on_hit && refs >= self.params.most_refs {
-            return;
+        if tag.queue() == FREE {
+            return false;
         }
+        // Nothing to note: most hits of a full cache end here.
+        if self.params.reorder_on_hit || tag.refs() < self.params.most_refs {
+            self.note_hit(slot, tag, now);
+        }
+        true
+    }
+
+    fn note_hit(&mut self, slot: u32, tag: Tag, now: Time) {
         let page = self.pages[slot as usize];
         if !self.recent.counts(page, now, self.params.correlated) {
             return;
@@ -185,7 +198,8 @@ impl Policy {
             self.unlink(slot);
             self.link(slot, MAIN);
         } else if tag.queue() == MAIN || !self.in_window(tag) {
-            self.tags[slot as usize] = tag.with_refs((refs + 1).min(self.params.most_refs));
+            let refs = (tag.refs() + 1).min(self.params.most_refs);
+            self.tags[slot as usize] = tag.with_refs(refs);
         }
     }
 
@@ -311,6 +325,7 @@ impl Policy {
                 *tag = Tag::new(SMALL, old).with_refs(tag.refs());
             }
         }
+        self.set_window();
     }
 
     /// Appends the ghosts as bytes that [`Policy::import_ghosts`] reads. They have no checksum.
@@ -339,13 +354,15 @@ impl Policy {
     }
 
     /// Whether a page of the small queue is so new that references do not count.
+    #[inline]
     fn in_window(&self, tag: Tag) -> bool {
-        if self.params.window_percent == 0 {
-            return false;
-        }
         let age = self.age_now().wrapping_sub(tag.stamp()) % STAMPS;
+        age < self.window
+    }
+
+    fn set_window(&mut self) {
         let window = percent_of(self.small_target(), self.params.window_percent);
-        age < window >> self.age_shift
+        self.window = window >> self.age_shift;
     }
 
     fn age_now(&self) -> u32 {

@@ -69,10 +69,10 @@ impl Piece {
 const PAGES_FILLED: u64 = 16;
 
 impl Cache {
-    /// Takes a read, or sends it to the disk.
+    /// Takes a read that is no [`Hit`](crate::layout::Hit), or sends it to the disk.
     pub(super) fn take_read(&mut self, cx: &mut LayoutCx<'_>, io: &LayoutIo) -> Map {
-        if let Some(map) = self.take_hit(cx, io) {
-            return map;
+        if self.is_lost_to(io) {
+            return Map::Done(Err(Fault::Io));
         }
         let fills = self.judge_fills(cx, io);
         let first = io.offset / CACHE_BLOCK * CACHE_BLOCK;
@@ -120,7 +120,7 @@ impl Cache {
         let mut fills = 0;
         for (nth, piece) in (0..).zip(in_pages(io.offset, io.len)) {
             if !sequential {
-                self.shadow(cx, piece.page, piece.blocks, false);
+                self.shadow(cx.now(), piece.page, piece.blocks, false);
             }
             let slot = self.map.find(piece.page);
             let missing = match slot {
@@ -129,7 +129,7 @@ impl Cache {
             };
             if let (Some(slot), 0) = (slot, missing) {
                 if !sequential {
-                    self.policy_hit(cx, slot, piece.page);
+                    self.policy_hit(cx.now(), slot, piece.page);
                 }
                 self.hits += 1;
                 continue;
@@ -240,7 +240,7 @@ impl Cache {
     /// not as it was written: the guest may have changed its memory.
     fn read_flash(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
         let tried = self.reads.peek(number).tried;
-        let Some(device) = self.reader(cx, tried) else {
+        let Some(device) = self.reader(cx.loads, tried) else {
             return self.flash_unreadable(cx, number);
         };
         let piece = self.reads.at(number);

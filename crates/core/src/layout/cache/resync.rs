@@ -268,7 +268,7 @@ impl Cache {
             self.resync_waits = true;
             return self.copied(cx, op);
         };
-        let Some(device) = self.reader(cx, 0) else {
+        let Some(device) = self.reader(cx.loads, 0) else {
             cx.release_above(arena);
             return self.copied(cx, op);
         };

@@ -191,7 +191,7 @@ impl Cache {
             }
             self.map.pin(slot);
             pinned += 1;
-            self.policy_hit(cx, slot, piece.page);
+            self.policy_hit(cx.now(), slot, piece.page);
         }
         if !enough {
             for piece in in_pages(io.offset, io.len) {
@@ -330,7 +330,7 @@ impl Cache {
         tried: u8,
     ) {
         let holder = self.map.holder(slot, block);
-        let (target, offset) = match (holder, self.reader(cx, tried)) {
+        let (target, offset) = match (holder, self.reader(cx.loads, tried)) {
             (Some(holder), Some(device)) => (device, self.area.block_of_slot(holder, block)),
             (Some(_), None) => return self.edge_failed(cx, number, block),
             (None, _) => (BACKING, u64::from(page) * PAGE + u64::from(at_block(block))),

@@ -12,7 +12,7 @@ const MOST: u32 = 256;
 /// See the module.
 #[derive(Clone, Debug)]
 pub(super) struct Recent {
-    /// Pages, and the millisecond of the access.
+    /// Pages, and when the access was.
     places: Box<[(u32, u32)]>,
 }
 
@@ -30,15 +30,17 @@ impl Recent {
         if span == Span::ZERO {
             return true;
         }
-        // 49 days, then it begins again: a wrong answer once for a page.
-        let ms = u32::try_from(now.as_nanos() / 1_000_000 % (1 << 32)).unwrap_or(0);
+        // In units of 2^20 ns, about a millisecond, which costs no division. After 52 days it begins again: a wrong answer
+        // once for a page.
+        let units = |nanos: u64| u32::try_from(nanos >> 20 & u64::from(u32::MAX)).unwrap_or(0);
+        let now = units(now.as_nanos());
         let at = super::mixed(page) >> 40;
         let place = usize::try_from(at).unwrap_or(0) & (self.places.len() - 1);
         let (last, when) = self.places[place];
-        if last == page && u64::from(ms.wrapping_sub(when)) < span.as_nanos() / 1_000_000 {
+        if last == page && now.wrapping_sub(when) < units(span.as_nanos()) {
             return false;
         }
-        self.places[place] = (page, ms);
+        self.places[place] = (page, now);
         true
     }
 

@@ -1,43 +1,44 @@
 //! Detection of sequential runs: requests that begin where another ended.
 //!
-//! The detector follows [`STREAMS`] streams at a time. Each is known by the offset at which its next request begins. A request
-//! that continues none begins a new stream, in place of the one that was continued least recently.
+//! The detector remembers the last [`REMEMBERED`] requests: where each ended, and how long the run is that it is the last one
+//! of. A request that begins where one of them ended continues its run.
 //!
 //! # Always true
-//! - a stream is in the chain that its next offset's hash names, and once in the order of use
+//! - a request is remembered in one place of a ring, and in the chain that the hash of its end names, from the newest one on
+//! - a chain goes on as long as its requests are in the ring: nothing is ever taken out of one
 //! - nothing is allocated after [`Streams::new`]
 
 use alloc::boxed::Box;
 use alloc::vec;
 
-/// Streams that are followed.
-pub const STREAMS: usize = 128;
+/// Requests that are remembered: so many streams can be followed at a time. Origin: chosen; a stream is lost among random
+/// requests if it has less than one of so many.
+pub const REMEMBERED: usize = 256;
 
 /// A run is sequential from this length on, in bytes.
 pub const SEQUENTIAL: u64 = 1 << 20;
 
-/// The chains, by the hash of the next offset.
-const CHAINS: usize = 256;
-/// Ends a chain.
-const NONE: u8 = u8::MAX;
+/// Chains of requests with the same hash of their end.
+const CHAINS: usize = 512;
 
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct Streams {
-    streams: Box<[Stream]>,
-    /// The first stream of each chain.
-    chains: Box<[u8]>,
-    newest: u8,
-    oldest: u8,
+    ring: Box<[Remembered; REMEMBERED]>,
+    /// The newest request of each chain, by its number.
+    chains: Box<[u16; CHAINS]>,
+    /// The number of the next request. It wraps.
+    next: u16,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Stream {
-    next: u64,
-    run: u64,
-    chain: u8,
-    newer: u8,
-    older: u8,
+struct Remembered {
+    /// More of the hash of its end. One of four thousand million others is taken for it.
+    end: u32,
+    /// Bytes of its run; none if that was continued.
+    run: u32,
+    /// The one before in its chain.
+    older: u16,
 }
 
 impl Default for Streams {
@@ -49,98 +50,79 @@ impl Default for Streams {
 impl Streams {
     /// A detector that has seen nothing.
     pub fn new() -> Streams {
-        let last = u8::try_from(STREAMS - 1).expect("few");
-        let streams = (0..=last).map(|n| Stream {
-            // No request ends there.
-            next: u64::MAX,
+        let nothing = Remembered {
+            end: 0,
             run: 0,
-            chain: if n < last { n + 1 } else { NONE },
-            newer: n.checked_sub(1).unwrap_or(NONE),
-            older: if n < last { n + 1 } else { NONE },
-        });
-        let mut chains = vec![NONE; CHAINS].into_boxed_slice();
-        chains[chain(u64::MAX)] = 0;
+            older: 0,
+        };
         Streams {
-            streams: streams.collect(),
-            chains,
-            newest: 0,
-            oldest: last,
+            ring: boxed(nothing),
+            chains: boxed(0),
+            // Number 0 is not remembered any more.
+            next: MOST + 1,
         }
     }
 
     /// Takes a request, and says whether it belongs to a sequential run.
+    #[inline(always)]
     pub fn access(&mut self, offset: u64, len: u64) -> bool {
-        let end = offset.saturating_add(len);
-        let (stream, run) = match self.find(offset) {
-            Some(stream) => (stream, self.streams[usize::from(stream)].run + len),
-            None => (self.oldest, len),
+        let bytes = u32::try_from(len).unwrap_or(u32::MAX);
+        let run = self.take_run(offset).saturating_add(bytes);
+        let (chain, end) = hash(offset.wrapping_add(len));
+        let newest = &mut self.chains[chain];
+        self.ring[usize::from(self.next) % REMEMBERED] = Remembered {
+            end,
+            run,
+            older: *newest,
         };
-        self.unchain(stream);
-        let place = &mut self.streams[usize::from(stream)];
-        (place.next, place.run) = (end, run);
-        place.chain = self.chains[chain(end)];
-        self.chains[chain(end)] = stream;
-        self.renew(stream);
-        run >= SEQUENTIAL
+        *newest = self.next;
+        self.next = self.next.wrapping_add(1);
+        u64::from(run) >= SEQUENTIAL
     }
 
     /// Bytes that it takes, with all that it allocated.
     pub fn memory(&self) -> usize {
-        size_of::<Streams>() + size_of_val(&*self.streams) + size_of_val(&*self.chains)
+        size_of::<Streams>() + size_of_val(&*self.ring) + size_of_val(&*self.chains)
     }
 
-    fn find(&self, offset: u64) -> Option<u8> {
-        let mut at = self.chains[chain(offset)];
-        while at != NONE {
-            let stream = &self.streams[usize::from(at)];
-            if stream.next == offset && stream.run > 0 {
-                return Some(at);
+    /// The length of the run that ended here, which is continued now; nothing if there is none.
+    #[inline]
+    fn take_run(&mut self, offset: u64) -> u32 {
+        let (chain, start) = hash(offset);
+        let mut number = self.chains[chain];
+        let mut age = self.next.wrapping_sub(number);
+        // A number from before they wrapped may look young. Its place has another request then, in another chain perhaps:
+        // ages increase, so the way has an end, and whatever ends where this request begins is a right answer.
+        while age <= MOST {
+            let at = &mut self.ring[usize::from(number) % REMEMBERED];
+            if at.end == start && at.run > 0 {
+                return core::mem::take(&mut at.run);
             }
-            at = stream.chain;
-        }
-        None
-    }
-
-    /// Takes a stream out of its chain.
-    fn unchain(&mut self, stream: u8) {
-        let Stream {
-            next, chain: rest, ..
-        } = self.streams[usize::from(stream)];
-        let head = &mut self.chains[chain(next)];
-        if *head == stream {
-            *head = rest;
-            return;
-        }
-        let mut at = *head;
-        while at != NONE {
-            let before = &mut self.streams[usize::from(at)];
-            if before.chain == stream {
-                before.chain = rest;
-                return;
+            number = at.older;
+            let older = self.next.wrapping_sub(number);
+            if older <= age {
+                break;
             }
-            at = before.chain;
+            age = older;
         }
-    }
-
-    /// Makes a stream the newest.
-    fn renew(&mut self, stream: u8) {
-        if self.newest == stream {
-            return;
-        }
-        let Stream { newer, older, .. } = self.streams[usize::from(stream)];
-        self.streams[usize::from(newer)].older = older;
-        match older {
-            NONE => self.oldest = newer,
-            older => self.streams[usize::from(older)].newer = newer,
-        }
-        self.streams[usize::from(self.newest)].newer = stream;
-        let place = &mut self.streams[usize::from(stream)];
-        (place.newer, place.older) = (NONE, self.newest);
-        self.newest = stream;
+        0
     }
 }
 
-fn chain(offset: u64) -> usize {
-    let hash = (offset >> 9).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
-    usize::try_from(hash).expect("eight bits")
+/// [`REMEMBERED`], as an age.
+const MOST: u16 = 256;
+
+const _: () = assert!(MOST as usize == REMEMBERED, "the same number");
+
+fn boxed<T: Clone, const N: usize>(value: T) -> Box<[T; N]> {
+    let boxed = vec![value; N].into_boxed_slice();
+    boxed.try_into().ok().expect("it has this length")
+}
+
+/// The chain of an offset, and 32 other bits of its hash.
+fn hash(offset: u64) -> (usize, u32) {
+    // Fibonacci hashing: Knuth, The Art of Computer Programming 3, 6.4.
+    let hash = offset.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let rest = u32::try_from(hash >> 23 & u64::from(u32::MAX)).expect("32 bits");
+    (usize::try_from(hash >> 55).expect("nine bits"), rest)
 }

@@ -29,7 +29,7 @@ fn run(policy: &mut Policy, pages: impl Iterator<Item = u32>) -> Vec<bool> {
         let slot = (0..policy.slots()).find(|slot| policy.page(*slot) == Some(page));
         result.push(slot.is_some());
         match slot {
-            Some(slot) => policy.hit(slot, now),
+            Some(slot) => assert!(policy.hit(slot, now), "it has a page"),
             None if policy.miss(page, now, false) => {
                 let slot = free.pop().or_else(|| policy.victim(|_| true));
                 policy.insert(page, slot.expect("a slot"));
@@ -387,12 +387,12 @@ fn a_run_of_a_mebibyte_is_sequential_also_among_127_others() {
     let mut streams = Streams::new();
     let base = |stream: u64| stream << 40;
     for step in 0..20_u64 {
-        for stream in 0..128 {
+        for stream in 0..REMEMBERED as u64 {
             let sequential = streams.access(base(stream) + step * 65_536, 65_536);
             assert_eq!(sequential, step >= 15, "{stream} {step}");
         }
     }
-    // One more replaces the one that was continued least recently: the first.
+    // After one more the request that was the last one of the first stream is forgotten.
     assert!(!streams.access(base(500), 4096));
     assert!(!streams.access(base(0) + 20 * 65_536, 65_536));
     assert!(streams.access(base(2) + 20 * 65_536, 65_536));
