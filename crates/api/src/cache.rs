@@ -59,12 +59,18 @@ pub struct Cache {
 /// A device of a flash cache.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CacheDevice {
+    /// Its number in the cache: 0 or 1.
+    #[serde(default)]
+    pub device: u8,
     /// The file or block device.
     #[schema(value_type = String)]
     pub path: PathBuf,
     /// Its size in bytes, if it can be used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
+    /// Attached disks for which it does not have everything: it is being filled, or is away.
+    #[serde(default)]
+    pub behind_disks: u32,
     /// Why it cannot be used, if so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
@@ -239,6 +245,18 @@ pub enum CacheData {
     Keep,
     /// It is overwritten.
     Overwrite,
+}
+
+/// A request to give a flash cache another device. The cache is in use meanwhile.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CacheDeviceAdd {
+    /// The block device, or an existing file. It is at least as large as the others.
+    #[schema(value_type = String)]
+    pub path: PathBuf,
+    /// What to do about data on it.
+    #[serde(default)]
+    pub data: CacheData,
 }
 
 /// A request to bring to the datastores what only a cache has.

@@ -294,6 +294,31 @@ pub enum Happening {
         /// Its path.
         path: String,
     },
+    /// A flash cache has got a device by command. It is filled now.
+    CacheDeviceAdded {
+        /// The cache.
+        cache: Name,
+        /// The device's number.
+        device: u8,
+        /// Where it is.
+        path: String,
+    },
+    /// A device of a flash cache that was added or replaced has everything.
+    CacheDeviceFilled {
+        /// The cache.
+        cache: Name,
+        /// The device's number.
+        device: u8,
+    },
+    /// A device was taken from a flash cache by command.
+    CacheDeviceRemoved {
+        /// The cache.
+        cache: Name,
+        /// The device's number.
+        device: u8,
+        /// Where it is.
+        path: String,
+    },
     /// A disk's part of a flash cache is to change: hits by its curve and shares are worth more elsewhere, or here.
     CacheTarget {
         /// The disk.
@@ -365,6 +390,9 @@ impl Happening {
             Happening::CacheBudgetBack { .. } => "cache-budget-back",
             Happening::CacheDeviceAstray { .. } => "cache-device-astray",
             Happening::CacheDeviceInPlace { .. } => "cache-device-in-place",
+            Happening::CacheDeviceAdded { .. } => "cache-device-added",
+            Happening::CacheDeviceFilled { .. } => "cache-device-filled",
+            Happening::CacheDeviceRemoved { .. } => "cache-device-removed",
             Happening::CacheTarget { .. } => "cache-target",
             Happening::Missed { .. } => "missed",
         }

@@ -9,7 +9,7 @@
 
 use std::marker::PhantomData;
 
-use crate::cache::{Cache, CacheCreate, CacheFlush, CacheList, DiskFlashSet};
+use crate::cache::{Cache, CacheCreate, CacheDeviceAdd, CacheFlush, CacheList, DiskFlashSet};
 use crate::curve::DiskCurve;
 use crate::datastore::{Datastore, DatastoreAdd, DatastoreList, DatastoreSet};
 use crate::disk::{
@@ -169,6 +169,12 @@ routes! {
     CACHE_REMOVE: Delete "/v1/caches/{name}", Nothing => Nothing;
     /// Brings to the datastores what only a flash cache has. Returns a job.
     CACHE_FLUSH: Post "/v1/caches/{name}/flush", CacheFlush => Job;
+    /// Gives a flash cache a second device. Returns a job.
+    CACHE_DEVICE_ADD: Post "/v1/caches/{name}/devices", CacheDeviceAdd => Job;
+    /// Replaces a device of a flash cache. Returns a job.
+    CACHE_DEVICE_REPLACE: Post "/v1/caches/{name}/devices/{device}/replace", CacheDeviceAdd => Job;
+    /// Removes one of two devices of a flash cache.
+    CACHE_DEVICE_REMOVE: Delete "/v1/caches/{name}/devices/{device}", Nothing => Nothing;
     /// Compares the members of a disk.
     DISK_SCRUB: Post "/v1/disks/{name}/scrub", DiskScrub => Job;
     /// Moves a disk to another datastore.

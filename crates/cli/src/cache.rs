@@ -19,6 +19,8 @@ use crate::prompt::Consent;
 use crate::session::Session;
 use crate::{complete, figures, job, table};
 
+mod device;
+
 /// Keep what disks use most on flash of this host
 ///
 /// A cache is one flash device, or two with the same bytes. Disks on any datastores get parts of it:
@@ -29,6 +31,8 @@ pub(crate) enum Cache {
     List(List),
     Show(Show),
     Flush(Flush),
+    #[command(subcommand)]
+    Device(device::Device),
     Remove(Remove),
 }
 
@@ -40,6 +44,7 @@ impl Cache {
             Cache::List(_) => session.show(routes::CACHES, &[]),
             Cache::Show(verb) => session.show(routes::CACHE, &[verb.name.as_str()]),
             Cache::Flush(verb) => verb.run(session),
+            Cache::Device(verb) => verb.run(session),
             Cache::Remove(verb) => verb.run(session),
         }
     }
@@ -104,9 +109,6 @@ pub(crate) struct Create {
 
 impl Create {
     fn run(self, session: &Session) -> Result<(), Failure> {
-        let absolute = |path: PathBuf| {
-            std::path::absolute(&path).map_err(|e| Failure::io(path.display().to_string(), &e))
-        };
         let mut devices = vec![absolute(self.device)?];
         devices.extend(self.mirror.map(absolute).transpose()?);
         if self.force {
@@ -136,6 +138,11 @@ impl Create {
             ),
         )
     }
+}
+
+/// A path as the daemon finds it.
+fn absolute(path: PathBuf) -> Result<PathBuf, Failure> {
+    std::path::absolute(&path).map_err(|e| Failure::io(path.display().to_string(), &e))
 }
 
 /// List flash caches
@@ -235,9 +242,14 @@ fn state(cache: &Answer) -> &'static str {
 }
 
 fn devices(cache: &Answer) -> String {
-    let paths = cache.devices.iter().map(|device| match &device.problem {
-        None => device.path.display().to_string(),
-        Some(problem) => format!("{}\n{}", device.path.display(), sentences(problem)),
+    let paths = cache.devices.iter().map(|device| {
+        let line = format!("{}: {}", device.device, device.path.display());
+        match (&device.problem, device.behind_disks) {
+            (Some(problem), _) => format!("{line}\n{}", sentences(problem)),
+            (None, 0) => line,
+            (None, 1) => format!("{line}, not complete for one disk"),
+            (None, disks) => format!("{line}, not complete for {disks} disks"),
+        }
     });
     paths.collect::<Vec<_>>().join("\n")
 }

@@ -81,7 +81,7 @@ export class CachesPage {
     const look = cache.problem ? "bad" : cache.budget_is_spent ? "warn" : "good";
     card.badge.dataset.look = look;
     say(card.badge, { bad: "⚠ problem", warn: "⚠ write budget used up: nothing enters it", good: "in order" }[look]);
-    say(card.devices, cache.devices.map((device) => device.path + (device.problem ? `: ${device.problem.what}` : "")).join(" and ")
+    say(card.devices, cache.devices.map((device) => `${device.device}: ${device.path}${state(device)}`).join(", ")
       || (cache.problem ? cache.problem.what : ""));
     const at = cache.disks.map((disk) => disk.at_work).filter(Boolean);
     const sum = (of) => at.reduce((all, one) => all + one[of], 0);
@@ -92,6 +92,11 @@ export class CachesPage {
     ].forEach((text, nth) => say(card.tiles[nth].value, text));
     card.list.update(cache.disks);
   }
+}
+
+function state({ problem, behind_disks: behind }) {
+  if (problem) return ` (${problem.what})`;
+  return behind > 0 ? ` (not complete for ${behind} ${behind === 1 ? "disk" : "disks"})` : "";
 }
 
 function mode({ at_work: at, mode }) {

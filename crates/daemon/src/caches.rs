@@ -38,7 +38,9 @@ use astray::Astray;
 use budgets::Budgets;
 pub(crate) use budgets::Left;
 use chunks::{Part, Wanted};
+pub(crate) use exchange::{Changing, NewDevice, OldDevice, must_not_be_at_stake};
 use policies::Policies;
+use record::PLACES;
 pub(crate) use record::Record;
 pub(crate) use totals::Total;
 use totals::Totals;
@@ -47,6 +49,7 @@ pub(crate) mod astray;
 mod budgets;
 pub(crate) mod chunks;
 mod devices;
+mod exchange;
 pub(crate) mod policies;
 mod record;
 mod totals;
@@ -74,10 +77,12 @@ pub(crate) struct Caches {
     pub(crate) astray: Astray,
     /// Serialises changes of records.
     changing: Mutex<()>,
+    /// Caches whose devices are being changed.
+    exchanging: Arc<Mutex<BTreeSet<Name>>>,
 }
 
 /// The open devices of a cache, or why one cannot be used.
-pub(crate) struct Devices(Vec<Device>);
+pub(crate) struct Devices([Option<Device>; PLACES as usize]);
 
 /// The devices of one cache. None: they have not been opened since the daemon has started.
 type OpenDevices = Mutex<Option<Arc<Devices>>>;
@@ -115,25 +120,49 @@ impl Device {
 }
 
 impl Devices {
-    /// Images of the devices for one disk. None: away.
-    pub(crate) fn images(&self) -> Outcome<Vec<Option<OpenedImage>>> {
-        Ok(self.0.iter().map(Device::image).collect())
+    /// Images of the devices for one disk, by place. None: away, or the place has none.
+    pub(crate) fn images(&self) -> Vec<Option<OpenedImage>> {
+        (0..PLACES).map(|nth| self.image(nth)).collect()
+    }
+
+    /// An image of one of them. None: away, or the place has none.
+    pub(crate) fn image(&self, nth: u8) -> Option<OpenedImage> {
+        self.at(nth)?.image()
     }
 
     /// How many there are.
     pub(crate) fn count(&self) -> usize {
-        self.0.len()
+        self.all().count()
+    }
+
+    /// Places without a device, one bit each.
+    pub(crate) fn empty(&self) -> u32 {
+        let empty = (0..PLACES).filter(|nth| self.at(*nth).is_none());
+        empty.map(|nth| 1 << nth).sum()
     }
 
     /// Why a device cannot be used, by number.
     pub(crate) fn problems(&self) -> Vec<Option<Problem>> {
-        let problem = |device: &Device| device.file.as_ref().err().cloned();
+        let problem = |device: &Option<Device>| device.as_ref()?.file.as_ref().err().cloned();
         self.0.iter().map(problem).collect()
     }
 
     /// Whether none can be used.
     pub(crate) fn are_all_away(&self) -> bool {
-        !self.0.iter().any(Device::is_usable)
+        !self.all().any(Device::is_usable)
+    }
+
+    fn at(&self, nth: u8) -> Option<&Device> {
+        self.0.get(usize::from(nth))?.as_ref()
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Device> {
+        self.0.iter().flatten()
+    }
+
+    /// Those that are open.
+    fn files(&self) -> impl Iterator<Item = &Arc<SharedFile>> {
+        self.all().flat_map(|device| &device.file)
     }
 }
 
@@ -149,6 +178,7 @@ impl Caches {
             folder,
             open: Mutex::default(),
             changing: Mutex::default(),
+            exchanging: Arc::default(),
         }
     }
 
@@ -213,6 +243,7 @@ impl Caches {
                 cache: uuid.0,
                 device,
                 devices: count,
+                serial: 0,
                 chunk,
                 size,
             };
@@ -225,20 +256,21 @@ impl Caches {
             devices::write_seen(file, &record)?;
         }
         made.keep();
-        let open = (0..).zip(files);
-        let open = open.map(|(nth, file)| Device::new(Ok(Arc::new(file)), record.label(nth)));
-        *locked(&self.opened(name)) = Some(Arc::new(Devices(open.collect())));
+        let mut open = [const { None }; PLACES as usize];
+        for ((nth, file), place) in (0..).zip(files).zip(&mut open) {
+            *place = Some(Device::new(Ok(Arc::new(file)), record.label(nth)));
+        }
+        *locked(&self.opened(name)) = Some(Arc::new(Devices(open)));
         Ok(())
     }
 
     /// Fails if a path is a device of a cache of this host.
     fn must_be_of_no_cache(&self, path: &Path) -> Outcome<()> {
         let there = Identity::at(path).ok();
-        let is_same = |device: &PathBuf| {
-            device == path || there.is_some() && Identity::at(device).ok() == there
-        };
+        let is_same =
+            |device: &Path| device == path || there.is_some() && Identity::at(device).ok() == there;
         for (name, record) in self.all()? {
-            if record.is_ok_and(|record| record.devices.iter().any(is_same)) {
+            if record.is_ok_and(|record| record.devices().any(|(_, path)| is_same(path))) {
                 return Err(Problem::new(
                     ProblemCode::Busy,
                     format!("{} is a device of cache {name}", path.display()),
@@ -272,7 +304,7 @@ impl Caches {
         let open = locked(&self.open).remove(name);
         if let Some(devices) = open.and_then(|open| locked(&open).take()) {
             // Without its label, a device can become another cache.
-            for file in devices.0.iter().flat_map(|device| &device.file) {
+            for file in devices.files() {
                 devices::clear_label(file)?;
             }
         }
@@ -289,7 +321,7 @@ impl Caches {
         let opened = self.opened(name);
         let mut open = locked(&opened);
         if let Some(devices) = &*open
-            && devices.0.iter().all(Device::is_usable)
+            && devices.all().all(Device::is_usable)
         {
             return Arc::clone(devices);
         }
@@ -299,21 +331,28 @@ impl Caches {
             Some(_) => Duration::ZERO,
         };
         // One that cannot be used is closed before it is opened again.
-        let usable = |device: &Device| device.is_usable().then(|| device.file.clone().ok());
-        let kept: Vec<Option<Arc<SharedFile>>> = before.map_or_else(Vec::new, |devices| {
-            let kept = devices.0.iter().map(usable);
-            kept.map(Option::flatten).collect()
-        });
-        let mut kept = kept.into_iter();
-        let devices = (0..).zip(&record.devices).map(|(nth, path)| {
-            let label = record.label(nth);
-            let file = match kept.next().flatten() {
-                Some(file) => Ok(file),
-                None => devices::open(name, path, nth, record, patience).map(Arc::new),
+        let mut kept = [const { None }; PLACES as usize];
+        if let Some(before) = before {
+            for (nth, kept) in (0..).zip(&mut kept) {
+                let device = before.at(nth).filter(|device| device.is_usable());
+                let file = device.and_then(|device| device.file.clone().ok());
+                *kept = file.zip(device.map(|device| device.label));
+            }
+        }
+        let mut places = [const { None }; PLACES as usize];
+        for ((nth, kept), place) in (0..).zip(kept).zip(&mut places) {
+            let Some(path) = record.device(nth) else {
+                continue;
             };
-            Device::new(file, label)
-        });
-        let devices = Arc::new(Devices(devices.collect()));
+            *place = Some(match kept {
+                Some((file, label)) => Device::new(Ok(file), label),
+                None => match devices::open(name, path, nth, record, patience) {
+                    Ok((file, label)) => Device::new(Ok(Arc::new(file)), label),
+                    Err(problem) => Device::new(Err(problem), record.label(nth)),
+                },
+            });
+        }
+        let devices = Arc::new(Devices(places));
         *open = Some(Arc::clone(&devices));
         devices
     }
@@ -407,7 +446,7 @@ impl Caches {
     fn show(&self, name: &Name, record: &Record) -> Outcome<()> {
         let devices = self.devices(name, record);
         let mut shown = Err(devices.problems().into_iter().flatten().next());
-        for file in devices.0.iter().flat_map(|device| &device.file) {
+        for file in devices.files() {
             devices::must_be_newest(name, file, record)?;
             match devices::write_seen(file, record) {
                 Ok(()) => shown = Ok(()),

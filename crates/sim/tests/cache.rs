@@ -10,7 +10,7 @@ use tidegate_sim::crash::explore::{Act, Depth, explore, fail_each, requests};
 use tidegate_sim::crash::seeds;
 use tidegate_sim::crash::store::Defects;
 use tidegate_sim::crash::world::{
-    Failing, Formatted, GuestRequest, Load, Over, Setup, Shape, World,
+    Failing, FlashDevices, Formatted, GuestRequest, Load, Over, Setup, Shape, World,
 };
 
 #[path = "cache/devices.rs"]
@@ -35,7 +35,7 @@ fn cached(devices: u8, mode: CacheMode) -> Setup {
         sectors: SECTORS,
         filters: vec![FilterSpec::Stats],
         defects: Defects::default(),
-        unplugs: false,
+        devices: FlashDevices::Stay,
         load: Load::Short,
     }
 }

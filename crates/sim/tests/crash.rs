@@ -10,7 +10,9 @@ use tidegate_sim::crash::choice::{Choose, RandomChoices, RecordedChoices};
 use tidegate_sim::crash::explore::{Act, Depth, Failure, explore, fail_each, requests};
 use tidegate_sim::crash::seeds;
 use tidegate_sim::crash::store::Defects;
-use tidegate_sim::crash::world::{Formatted, GuestRequest, Load, Over, Setup, Shape, World};
+use tidegate_sim::crash::world::{
+    FlashDevices, Formatted, GuestRequest, Load, Over, Setup, Shape, World,
+};
 
 /// Workloads of two requests, in every way.
 const TWO: Depth = Depth {
@@ -30,7 +32,7 @@ fn disk(shape: Shape, filters: &[&str]) -> Setup {
         sectors: SECTORS,
         filters: filters.collect::<Result<_, _>>().expect("filters"),
         defects: Defects::default(),
-        unplugs: false,
+        devices: FlashDevices::Stay,
         load: Load::Short,
     }
 }

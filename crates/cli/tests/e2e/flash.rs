@@ -14,6 +14,8 @@ use crate::support::place::Place;
 use crate::support::program::{PATIENCE, Program, Service, find};
 use crate::support::server::wait_until_it_answers;
 
+mod devices;
+
 /// A daemon with disk `d` and cache `fast` of two files, which may be written often.
 fn start(place: &Place) -> Daemon {
     start_with(place, "1000dwpd")

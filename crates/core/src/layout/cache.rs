@@ -1050,6 +1050,7 @@ impl Layout for Cache {
             in_use: self.state == State::Ready,
             devices: self.in_sync >> 1,
             resyncing: self.resync.is_some(),
+            resynced: self.resync.as_ref().map_or(0, |resync| resync.next),
             policy: self.keeper.chosen(),
             pages: self.map.len(),
             free: self.map.free_count(),

@@ -37,6 +37,8 @@ pub struct CacheReport {
     pub devices: u32,
     /// Whether another one gets everything again.
     pub resyncing: bool,
+    /// How many of its pages were looked at for that.
+    pub resynced: u32,
     /// The policy in use, as its place among [`CANDIDATES`](super::cache::policy::CANDIDATES), if it is chosen by itself.
     pub policy: Option<usize>,
     /// Pages that fit.

@@ -46,7 +46,7 @@ impl Astray {
         locked(&self.0).values().cloned().collect()
     }
 
-    /// A cache is removed.
+    /// A cache is removed, or has other devices.
     pub(super) fn forget(&self, cache: &Name) {
         locked(&self.0).retain(|(name, _), _| name != cache);
     }
@@ -68,8 +68,9 @@ impl Caches {
                 Err(TryLockError::WouldBlock) => None,
             };
             let devices = devices.iter().flat_map(|devices| &devices.0);
-            for (device, file) in (0..).zip(devices.map(|device| &device.file)) {
-                let Ok(file) = file else {
+            for (device, open) in (0..).zip(devices) {
+                let file = open.as_ref().and_then(|open| open.file.as_ref().ok());
+                let Some(file) = file else {
                     continue;
                 };
                 let why = why_astray(file);

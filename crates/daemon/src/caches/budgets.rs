@@ -118,6 +118,14 @@ impl Budgets {
         Some((Left { bytes, is_spent }, is_changed))
     }
 
+    /// A cache has so many devices from now on.
+    pub(super) fn set_devices(&self, name: &Name, devices: usize) {
+        let mut table = locked(&self.table);
+        if let Some(spending) = table.get_mut(name).and_then(Option::as_mut) {
+            spending.devices = devices as u64;
+        }
+    }
+
     /// Whether a cache has a budget. `record` is asked for once.
     pub(crate) fn has(
         &self,
@@ -191,7 +199,7 @@ impl Budgets {
         };
         Some(Spending {
             cache: record.uuid,
-            devices: record.devices.len() as u64,
+            devices: record.devices().count() as u64,
             budget,
             seen: BTreeMap::new(),
             reserve: per_day / RESERVES,

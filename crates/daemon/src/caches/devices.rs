@@ -16,6 +16,7 @@ use tidegate_core::layout::cache::label::{DeviceLabel, SeenRecord};
 use tidegate_engine::datastore::dir::SharedFile;
 
 use super::Record;
+use super::chunks::Part;
 use crate::os_error::{self, Outcome};
 
 /// How long to wait for a predecessor whose last operations have not ended.
@@ -95,14 +96,14 @@ pub(super) fn prepare(paths: &[PathBuf], size: Option<u64>) -> Outcome<Prepared>
     Ok(prepared)
 }
 
-/// Opens a device of a cache, if it has this label.
+/// Opens the device in a place of a cache, if it has its label. Returns that as it is there.
 pub(super) fn open(
     cache: &Name,
     path: &Path,
     nth: u8,
     record: &Record,
     patience: Duration,
-) -> Outcome<SharedFile> {
+) -> Outcome<(SharedFile, DeviceLabel)> {
     let label = &record.label(nth);
     let what = || format!("cannot use {} for cache {cache}", path.display());
     let file = lock(path, patience).map_err(|e| e.within(what()))?;
@@ -110,15 +111,18 @@ pub(super) fn open(
     file.read_at(&mut block, 0)
         .map_err(|e| os_error::io(what(), &e))?;
     let why = match DeviceLabel::decode(&block) {
-        Ok(found) if found == *label && file.size() >= label.size => {
+        Ok(found) if found.is_same(label) && file.size() >= label.size => {
             must_be_newest(cache, &file, record)?;
-            return Ok(file);
+            return Ok((file, found));
         }
-        Ok(found) if found == *label => format!(
+        Ok(found) if found.is_same(label) => format!(
             "it has {} bytes, and had {} when the cache was created",
             file.size(),
             label.size
         ),
+        Ok(found) if found.cache == label.cache && found.device == label.device => {
+            "another device has taken its place in this cache".to_owned()
+        }
         Ok(found) if found.cache == label.cache => format!(
             "it is device {} of this cache, and device {} belongs there",
             found.device, label.device
@@ -138,7 +142,7 @@ pub(super) fn open(
         )))
 }
 
-fn lock(path: &Path, patience: Duration) -> Outcome<SharedFile> {
+pub(super) fn lock(path: &Path, patience: Duration) -> Outcome<SharedFile> {
     SharedFile::open(path, patience).map_err(|e| crate::host::problem(&e))
 }
 
@@ -160,6 +164,24 @@ pub(super) fn must_be_empty(file: &SharedFile) -> Outcome<()> {
     )
     .because(why)
     .remedy("name another device, or add --force if everything on it may be lost"))
+}
+
+/// Whether a device was to become one of this cache by a command that was interrupted, or was one. Nothing needs what it has.
+pub(super) fn is_left_of(file: &SharedFile, record: &Record) -> bool {
+    let mut block = [0; BLOCK];
+    let label = file.read_at(&mut block, 0).ok();
+    let label = label.and_then(|()| DeviceLabel::decode(&block).ok());
+    label.is_some_and(|label| label.cache == record.uuid.0)
+}
+
+/// Makes what a disk's part has on a device void.
+pub(super) fn clear_part(file: &SharedFile, part: &Part, chunk: u64) -> Outcome<()> {
+    if let Some(area) = part.area(chunk) {
+        for place in 0..2 {
+            put(file, &[0; BLOCK], area.header_at(place))?;
+        }
+    }
+    Ok(())
 }
 
 /// Makes a device one of a cache.

@@ -19,6 +19,8 @@ use crate::files;
 use crate::os_error::{self, Outcome};
 
 const VERSION: u32 = 1;
+/// Devices of a cache at most.
+pub(super) const PLACES: u8 = 2;
 /// The largest record that is read: every second chunk of the largest cache, with its comma.
 const MOST: usize = 8 << 20;
 
@@ -38,7 +40,11 @@ pub(crate) struct Record {
     /// How often a device may be written in a day.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) endurance_dwpd: Option<f64>,
-    pub(crate) devices: Vec<PathBuf>,
+    /// By place. An empty path: the place has no device.
+    pub(super) devices: Vec<PathBuf>,
+    /// The numbers in their labels, by place. None: 0.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) serials: Vec<u32>,
     /// The disks' parts, in the order in which they came.
     #[serde(default, rename = "part", skip_serializing_if = "Vec::is_empty")]
     pub(crate) parts: Vec<Part>,
@@ -54,6 +60,7 @@ impl Record {
             chunk: Size(chunk),
             endurance_dwpd: order.endurance_dwpd,
             devices: order.devices.clone(),
+            serials: Vec::new(),
             parts: Vec::new(),
         }
     }
@@ -92,12 +99,39 @@ impl Record {
         usize::try_from(bytes / self.chunk.0.max(1)).unwrap_or(usize::MAX)
     }
 
+    /// The device in a place, if there is one.
+    pub(crate) fn device(&self, nth: u8) -> Option<&Path> {
+        let path = self.devices.get(usize::from(nth))?;
+        (!path.as_os_str().is_empty()).then_some(path)
+    }
+
+    /// Its devices, with their places.
+    pub(crate) fn devices(&self) -> impl Iterator<Item = (u8, &Path)> {
+        (0..PLACES).filter_map(|nth| Some((nth, self.device(nth)?)))
+    }
+
+    /// The place without a device, if there is one.
+    pub(crate) fn empty_place(&self) -> Option<u8> {
+        (0..PLACES).find(|nth| self.device(*nth).is_none())
+    }
+
+    /// A place has another device from now on, with this number in its label, or none.
+    pub(super) fn set_device(&mut self, nth: u8, device: Option<(PathBuf, u32)>) {
+        let (path, serial) = device.unwrap_or_default();
+        let (places, nth) = (usize::from(PLACES), usize::from(nth));
+        self.devices.resize(places, PathBuf::new());
+        self.serials.resize(places, 0);
+        (self.devices[nth], self.serials[nth]) = (path, serial);
+    }
+
     /// The label of one of its devices.
     pub(super) fn label(&self, device: u8) -> DeviceLabel {
+        let serial = self.serials.get(usize::from(device));
         DeviceLabel {
             cache: self.uuid.0,
             device,
             devices: u8::try_from(self.devices.len()).unwrap_or(u8::MAX),
+            serial: serial.copied().unwrap_or(0),
             chunk: self.chunk.0,
             size: self.size.0,
         }
@@ -111,7 +145,7 @@ impl Record {
         if self.chunk.0 == 0 || !self.chunk.0.is_multiple_of(1 << 20) {
             return Err("its chunk is no multiple of 1 MiB");
         }
-        if !matches!(self.devices.len(), 1 | 2) {
+        if self.devices.len() > PLACES.into() || self.devices().next().is_none() {
             return Err("it has not one or two devices");
         }
         match all.all(|chunk| (1..chunks).contains(chunk) && seen.insert(*chunk)) {

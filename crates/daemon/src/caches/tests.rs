@@ -2,6 +2,7 @@
 
 use super::*;
 use std::fs::File;
+use tidegate_api::cache::CacheDeviceAdd;
 
 const SIZE: u64 = 64 << 20;
 
@@ -52,7 +53,7 @@ fn a_cache_is_created_found_again_and_removed() {
     assert_eq!((record.chunks(), record.chunk.0), (64, 1 << 20));
     let devices = again.devices(&order.name, &record);
     assert_eq!(devices.problems(), [None, None]);
-    assert_eq!(devices.images().unwrap().iter().flatten().count(), 2);
+    assert_eq!(devices.images().iter().flatten().count(), 2);
     drop(devices);
     again.remove(&order.name).unwrap();
     assert!(again.record(&order.name).is_err());
@@ -246,7 +247,7 @@ fn a_device_that_was_overwritten_while_it_is_open_is_away_and_the_other_is_used(
     };
     let usable = || {
         let devices = place.caches.devices(&order.name, &record);
-        let images = devices.images().unwrap();
+        let images = devices.images();
         images.iter().map(Option::is_some).collect::<Vec<_>>()
     };
     assert_eq!(usable(), [true, true]);
@@ -282,4 +283,216 @@ fn a_cache_whose_device_is_waited_for_is_in_no_ones_way() {
         drop(held);
         assert!(!waiting.join().unwrap(), "it was waited for");
     });
+}
+
+impl Place {
+    /// A device that is to take a place in a cache.
+    fn new_device(&self, name: &Name, nth: u8, file: &str) -> Outcome<NewDevice> {
+        let path = self.folder.path().join(file);
+        if !path.exists() {
+            File::create(&path).unwrap().set_len(SIZE).unwrap();
+        }
+        let data = CacheData::Keep;
+        let record = self.caches.record(name).unwrap();
+        let order = CacheDeviceAdd { path, data };
+        self.caches.new_device(&record, nth, &order, |_| Ok(()))
+    }
+
+    /// Exchanges a device of a cache that no disk uses at work.
+    fn exchange(&self, name: &Name, nth: u8, new: Option<&str>) -> Outcome<Option<OldDevice>> {
+        let new = new.map(|file| self.new_device(name, nth, file));
+        let new = new.transpose()?;
+        let record = self.caches.record(name)?;
+        let claimed = record.parts.iter().map(|part| part.uuid).collect();
+        let changed =
+            self.caches
+                .exchange(name, nth, new.as_ref(), &BTreeSet::new(), &claimed, || {
+                    Ok(())
+                });
+        changed.map(|(_, old)| old)
+    }
+
+    /// Gives a disk a part.
+    fn grant(&self, name: &Name, nth: u8) {
+        let wanted = Wanted {
+            shares: 1000,
+            useful: usize::MAX,
+            min: None,
+            max: Some(10),
+            planned: None,
+        };
+        let disk = format!("d{nth}").parse().unwrap();
+        let uuid = Uuid::from_random([nth; 16]);
+        let granted = self.caches.grant(name, &disk, uuid, wanted);
+        granted.unwrap().expect("there is room");
+    }
+
+    /// The caches as another daemon finds them, and why devices are not used.
+    fn restart(&mut self, name: &Name) -> Vec<Option<String>> {
+        self.caches = Caches::new(&self.folder.path().join("elsewhere"));
+        self.caches = Caches::new(self.folder.path());
+        let record = self.caches.record(name).unwrap();
+        let devices = self.caches.devices(name, &record);
+        let problems = devices.problems().into_iter();
+        problems.map(|it| it.map(|it| it.to_string())).collect()
+    }
+
+    fn flip(&self, from: &str, to: &str) {
+        let at = |name: &str| self.folder.path().join(name);
+        std::fs::rename(at(from), at(to)).unwrap();
+    }
+}
+
+#[test]
+fn a_device_that_was_replaced_and_comes_back_is_refused() {
+    let mut place = Place::new();
+    let name = &place.order("fast", &[]).name;
+    place.create(&place.order("fast", &["a", "b"])).unwrap();
+    place.grant(name, 1);
+    let old = place.exchange(name, 1, Some("c")).unwrap();
+    // It was unplugged before its label could be cleared.
+    drop(old);
+    assert_eq!(place.restart(name), [None, None]);
+    place.flip("c", "aside");
+    place.flip("b", "c");
+    let problems = place.restart(name);
+    let why = problems[1].as_deref().unwrap_or_default();
+    assert!(
+        problems[0].is_none() && why.contains("another device has taken its place"),
+        "{why}"
+    );
+    // Nothing needs what it has: it can become a device of this cache again.
+    place.flip("c", "b");
+    place.flip("aside", "c");
+    assert_eq!(place.restart(name), [None, None]);
+    place.exchange(name, 1, Some("b")).unwrap();
+    assert_eq!(place.restart(name), [None, None]);
+}
+
+#[test]
+fn a_cache_gets_a_second_device_and_loses_the_first_one() {
+    let mut place = Place::new();
+    let name = &place.order("fast", &[]).name;
+    place.create(&place.order("fast", &["a"])).unwrap();
+    place.grant(name, 1);
+    assert_eq!(place.caches.record(name).unwrap().empty_place(), Some(1));
+    assert!(place.exchange(name, 1, Some("b")).unwrap().is_none());
+    assert_eq!(place.restart(name), [None, None]);
+    assert_eq!(place.caches.record(name).unwrap().empty_place(), None);
+    let old = place.exchange(name, 0, None).unwrap().unwrap();
+    old.clear().unwrap();
+    drop(old);
+    assert_eq!(place.restart(name), [None, None]);
+    let record = place.caches.record(name).unwrap();
+    assert_eq!(
+        (record.devices().count(), record.empty_place()),
+        (1, Some(0))
+    );
+    let devices = place.caches.devices(name, &record);
+    assert_eq!((devices.count(), devices.empty()), (1, 0b01));
+    assert!(devices.image(0).is_none() && devices.image(1).is_some());
+    // The first one is free, and becomes another cache.
+    place.create(&place.order("other", &["a"])).unwrap();
+    // The last one stays.
+    let refused = said(place.exchange(name, 1, None).map(|_| ()));
+    assert!(
+        refused.contains("device 0 of cache fast cannot be used"),
+        "{refused}"
+    );
+}
+
+#[test]
+fn an_exchange_that_fails_leaves_the_record_and_its_new_device_can_be_named_again() {
+    let mut place = Place::new();
+    let name = &place.order("fast", &[]).name;
+    place.create(&place.order("fast", &["a", "b"])).unwrap();
+    place.grant(name, 1);
+    let before = place.caches.record(name).unwrap();
+    let uuids: BTreeSet<Uuid> = before.parts.iter().map(|part| part.uuid).collect();
+    let new = place.new_device(name, 1, "c").unwrap();
+    // As a kill after the label was written.
+    let failed = place
+        .caches
+        .exchange(name, 1, Some(&new), &uuids, &uuids, || {
+            Err(os_error::invalid("the last device stays"))
+        });
+    assert!(said(failed.map(|_| ())).contains("stays"));
+    drop(new);
+    assert_eq!(place.caches.record(name).unwrap(), before);
+    assert_eq!(place.restart(name), [None, None]);
+    place.exchange(name, 1, Some("c")).unwrap();
+    assert_eq!(place.restart(name), [None, None]);
+    // A disk that gets a part meanwhile is not overlooked.
+    place.grant(name, 2);
+    let new = place.new_device(name, 1, "d").unwrap();
+    let failed = place
+        .caches
+        .exchange(name, 1, Some(&new), &uuids, &uuids, || Ok(()));
+    assert!(said(failed.map(|_| ())).contains("a disk gets a part"));
+}
+
+#[test]
+fn what_a_detached_disk_has_is_void_after_an_exchange_and_refuses_it_if_nothing_else_has_it() {
+    let place = Place::new();
+    let name = &place.order("fast", &[]).name;
+    place.create(&place.order("fast", &["a", "b"])).unwrap();
+    place.grant(name, 1);
+    let record = place.caches.record(name).unwrap();
+    let area = record.parts[0].area(record.chunk.0).unwrap();
+    let devices = place.caches.devices(name, &record);
+    let files: Vec<_> = devices.files().cloned().collect();
+    let header = |file: &SharedFile, place: u64| {
+        let mut block = [0; 4096];
+        file.read_at(&mut block, area.header_at(place)).unwrap();
+        block
+    };
+    for place in 0..2 {
+        files[0]
+            .write_at(&[0xee; 4096], area.header_at(place))
+            .unwrap();
+    }
+    let uuid = record.parts[0].uuid;
+    place.caches.set_dirty(name, uuid, true).unwrap();
+    for new in [Some("c"), None] {
+        let refused = said(place.exchange(name, 1, new).map(|_| ()));
+        assert!(refused.contains("disk attach d1"), "{refused}");
+    }
+    assert_eq!(header(&files[0], 1), [0xee; 4096], "nothing was changed");
+    place.caches.set_dirty(name, uuid, false).unwrap();
+    place.exchange(name, 1, Some("c")).unwrap();
+    for place in 0..2 {
+        assert_eq!(header(&files[0], place), [0; 4096]);
+    }
+}
+
+#[test]
+fn what_is_unfit_becomes_no_device_of_a_cache() {
+    let place = Place::new();
+    let name = &place.order("fast", &[]).name;
+    place.create(&place.order("fast", &["a"])).unwrap();
+    place.create(&place.order("other", &["b"])).unwrap();
+    let small = File::create(place.folder.path().join("small")).unwrap();
+    small.set_len(SIZE / 2).unwrap();
+    std::fs::write(place.folder.path().join("full"), vec![0xee; 4096]).unwrap();
+    let full = File::options()
+        .write(true)
+        .open(place.folder.path().join("full"));
+    full.unwrap().set_len(SIZE).unwrap();
+    let refused = |file: &str| said(place.new_device(name, 1, file).map(|_| ()));
+    assert!(refused("small").contains("name a larger one"));
+    assert!(refused("full").contains("--force"));
+    assert!(refused("a").contains("is a device of cache fast"));
+    assert!(refused("b").contains("is a device of cache other"));
+    let path = place.folder.path().join("missing");
+    let record = place.caches.record(name).unwrap();
+    let order = CacheDeviceAdd {
+        path,
+        data: CacheData::Keep,
+    };
+    let missing = place.caches.new_device(&record, 1, &order, |_| Ok(()));
+    assert!(said(missing.map(|_| ())).contains("truncate"));
+    let changing = place.caches.change_devices(name).unwrap();
+    assert!(said(place.caches.change_devices(name).map(|_| ())).contains("already"));
+    drop(changing);
+    place.caches.change_devices(name).unwrap();
 }

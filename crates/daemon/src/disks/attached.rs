@@ -20,6 +20,7 @@ use tidegate_core::iocontrol::Policy;
 use tidegate_core::layout::{CacheReport, LayoutOrder, LayoutReport};
 use tidegate_core::units::Time;
 use tidegate_engine::DiskCurves;
+use tidegate_engine::datastore::OpenedImage;
 use tidegate_engine::datastore::condition::Harm;
 use tokio::sync::Notify;
 
@@ -494,6 +495,15 @@ impl Attached {
     /// Gives it a flash cache, in write-through mode.
     pub(crate) fn begin_cache(&self, flash: host::OpenFlash) -> Outcome<()> {
         self.disk.begin_cache(flash)
+    }
+
+    /// Gives a place of its flash cache another device, or none.
+    pub(crate) fn set_flash_device(
+        &self,
+        nth: u8,
+        image: Option<OpenedImage>,
+    ) -> Outcome<host::OldMember> {
+        self.disk.set_flash_device(nth, image)
     }
 
     /// Takes its flash cache off, which has nothing that the disk does not.

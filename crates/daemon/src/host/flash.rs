@@ -4,6 +4,7 @@ use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::layout::{Refusal, Target};
 use tidegate_engine::Flash;
+use tidegate_engine::datastore::OpenedImage;
 
 use super::orders::EXCHANGING;
 use super::{Disk, OldMember, problem};
@@ -27,6 +28,16 @@ impl Disk {
     pub(crate) fn policy_state(&self) -> Outcome<Option<Vec<u8>>> {
         let state = self.disk.policy_state();
         state.map_err(|e| problem(&e).within(format!("cannot query disk {}", self.disk.name())))
+    }
+
+    /// Gives a place of its flash cache another device, or none. The cache does without the one before.
+    pub(crate) fn set_flash_device(
+        &self,
+        nth: u8,
+        image: Option<OpenedImage>,
+    ) -> Outcome<OldMember> {
+        let old = self.disk.set_flash_device(nth, image);
+        old.map(OldMember::new).map_err(|e| self.refused(&e))
     }
 
     /// Takes its flash cache off, which has nothing that the disk does not.

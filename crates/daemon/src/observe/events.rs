@@ -174,6 +174,19 @@ fn of_host(happening: &Happening) -> String {
         Happening::CacheBudgetBack { cache } => {
             format!("cache {cache} has some of its write budget again, and is used as before")
         }
+        Happening::CacheDeviceAdded {
+            cache,
+            device,
+            path,
+        } => format!("{path} is device {device} of cache {cache} now, and is being filled"),
+        Happening::CacheDeviceFilled { cache, device } => {
+            format!("device {device} of cache {cache} has everything")
+        }
+        Happening::CacheDeviceRemoved {
+            cache,
+            device,
+            path,
+        } => format!("{path} is not device {device} of cache {cache} any more"),
         Happening::Certificate {
             listener,
             file,
@@ -287,7 +300,10 @@ fn sentence(datastore: &Name, happening: &Happening) -> String {
         | Happening::CacheBudgetSpent { .. }
         | Happening::CacheBudgetBack { .. }
         | Happening::CacheDeviceAstray { .. }
-        | Happening::CacheDeviceInPlace { .. } => of_host(happening),
+        | Happening::CacheDeviceInPlace { .. }
+        | Happening::CacheDeviceAdded { .. }
+        | Happening::CacheDeviceFilled { .. }
+        | Happening::CacheDeviceRemoved { .. } => of_host(happening),
         Happening::MemberDropped { .. }
         | Happening::MemberRebuilding { .. }
         | Happening::MemberRebuilt { .. }

@@ -114,6 +114,11 @@ fn of_cache(
             };
             (on, happening)
         })),
+        // The command on the cache has an event of its own.
+        LayoutNotice::Dropped {
+            member,
+            cause: DropCause::Ordered,
+        } if usize::from(member.0) >= members => Some(None),
         LayoutNotice::Dropped { member, cause } if usize::from(member.0) >= members => {
             let device = usize::from(member.0) - members;
             Some(cache.map(|cache| {
@@ -328,6 +333,7 @@ mod tests {
     #[test]
     fn unflushed_writes_of_write_through_are_not_called_only_on_flash() {
         let mut report = CacheReport {
+            resynced: 0,
             mode: CacheMode::WriteThrough,
             admission: Admission::All,
             in_use: true,

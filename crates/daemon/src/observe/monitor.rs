@@ -287,6 +287,8 @@ impl Monitor {
                 .extend(layouts::cache_notes(&report, explanation.parts.as_slice()));
             let part = self.services.disk_service.part_note(&live);
             explanation.notes.extend(part);
+            let devices = self.services.disk_service.devices_note(&live);
+            explanation.notes.extend(devices);
         }
         Ok(explanation)
     }

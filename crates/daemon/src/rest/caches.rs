@@ -1,7 +1,9 @@
 //! Routes of flash caches, and of disks' use of them.
 
 use axum::http::StatusCode;
-use tidegate_api::cache::{Cache, CacheCreate, CacheFlush, CacheList, DiskFlashSet};
+use tidegate_api::cache::{
+    Cache, CacheCreate, CacheDeviceAdd, CacheFlush, CacheList, DiskFlashSet,
+};
 use tidegate_api::job::Job;
 use utoipa_axum::routes;
 
@@ -13,6 +15,9 @@ pub(super) fn routes() -> Routes {
         .routes(routes!(list, create))
         .routes(routes!(show, remove))
         .routes(routes!(flush))
+        .routes(routes!(add_device))
+        .routes(routes!(replace_device))
+        .routes(routes!(remove_device))
         .routes(routes!(set_flash))
 }
 
@@ -73,6 +78,56 @@ async fn flush(
 ) -> Answer<Job> {
     work_on(daemon, of, move |disk_service, name| {
         disk_service.flush_cache(name, &order)
+    })
+    .await
+}
+
+/// Gives a flash cache a second device
+#[utoipa::path(post, path = "/v1/caches/{name}/devices", tag = "caches", params(("name" = String, Path)),
+    request_body = CacheDeviceAdd, responses(
+    (status = 200, description = "Begun: ask for the job", body = Job),
+    Failure,
+))]
+async fn add_device(
+    State(daemon): Shared,
+    Path(of): Path<String>,
+    Body(order): Body<CacheDeviceAdd>,
+) -> Answer<Job> {
+    work_on(daemon, of, move |disk_service, name| {
+        disk_service.add_cache_device(name, &order)
+    })
+    .await
+}
+
+/// Replaces a device of a flash cache
+#[utoipa::path(post, path = "/v1/caches/{name}/devices/{device}/replace", tag = "caches",
+    params(("name" = String, Path), ("device" = u8, Path)), request_body = CacheDeviceAdd, responses(
+    (status = 200, description = "Begun: ask for the job", body = Job),
+    Failure,
+))]
+async fn replace_device(
+    State(daemon): Shared,
+    Path((of, device)): Path<(String, u8)>,
+    Body(order): Body<CacheDeviceAdd>,
+) -> Answer<Job> {
+    work_on(daemon, of, move |disk_service, name| {
+        disk_service.replace_cache_device(name, device, &order)
+    })
+    .await
+}
+
+/// Removes one of two devices of a flash cache
+#[utoipa::path(delete, path = "/v1/caches/{name}/devices/{device}", tag = "caches",
+    params(("name" = String, Path), ("device" = u8, Path)), responses(
+    (status = 204, description = "Gone; the disks go on with the other one"),
+    Failure,
+))]
+async fn remove_device(
+    State(daemon): Shared,
+    Path((of, device)): Path<(String, u8)>,
+) -> Result<StatusCode, Failure> {
+    erase(daemon, of, move |disk_service, name| {
+        disk_service.remove_cache_device(name, device)
     })
     .await
 }

@@ -8,10 +8,12 @@ use super::{Disk, Engine, OldImage, guard};
 use crate::datastore::OpenedImage;
 use crate::disk_spec::{DiskSpec, Flash};
 use crate::error::{Error, Kind, Result};
-use crate::thread::layouts::Relay;
+use crate::thread::commands::What;
+use crate::thread::layouts::{Relay, Replace};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
 use std::time::Duration;
+use tidegate_core::layout::Target;
 use tidegate_core::layout::cache::{CacheMode, CacheSetup};
 
 impl Engine {
@@ -96,6 +98,35 @@ impl Disk {
             true => ended.map(|()| OldImage(old)),
             false => Ok(OldImage(old)),
         }
+    }
+
+    /// Gives a place of the disk's flash cache another device, or none. The caller has dropped that device before, and has it
+    /// filled afterwards ([`LayoutOrder::Replace`](tidegate_core::layout::LayoutOrder::Replace)). The old image is closed once
+    /// it has no I/O in flight.
+    ///
+    /// # Errors
+    /// If the disk has no flash cache or no such place, the cache uses the device, or the disk is detached.
+    pub fn set_flash_device(&self, nth: u8, image: Option<OpenedImage>) -> Result<OldImage> {
+        let _alone = guard(&self.core.changing_images);
+        if !self.is_cached() || nth >= 2 {
+            let text = "the disk has no flash cache, or no such device";
+            return Err(Error::new(Kind::NotFound, text));
+        }
+        if self.moves() {
+            let text = "the disk moves: exchange devices of its flash cache when that has ended";
+            return Err(Error::new(Kind::Busy, text));
+        }
+        let members = u8::try_from(self.members()).unwrap_or(u8::MAX);
+        let (closed, old) = channel();
+        let replace = Replace {
+            target: Target(members.saturating_add(nth)),
+            is_away: image.is_none(),
+            image: image.unwrap_or_else(|| away(0)),
+            flash: Some(nth),
+            closed,
+        };
+        self.core.change(What::Image(Box::new(replace)), None)?;
+        Ok(OldImage(old))
     }
 
     /// Whether its layouts have a cache now.

@@ -168,6 +168,7 @@ impl Disk {
             target,
             image,
             is_away,
+            flash: None,
             closed,
         };
         self.core.change(What::Image(Box::new(replace)), None)?;

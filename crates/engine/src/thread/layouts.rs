@@ -89,6 +89,8 @@ pub(crate) struct Replace {
     pub(crate) image: OpenedImage,
     /// Whether the image is none, so that all I/O on it fails.
     pub(crate) is_away: bool,
+    /// Which device of the flash cache it is, from 0, if it is one.
+    pub(crate) flash: Option<u8>,
     /// Told when the old image is closed.
     pub(crate) closed: Reply,
 }
@@ -417,9 +419,13 @@ impl IoThread {
         busy.map(|(target, _)| target).collect()
     }
 
-    /// Whether a mirror takes this member's bytes for the disk's.
-    fn is_in_use(&self, disk: DiskId, target: Target) -> bool {
+    /// Whether a mirror takes this member's bytes for the disk's, or the flash cache those of this device.
+    fn is_in_use(&self, disk: DiskId, target: Target, flash: Option<u8>) -> bool {
         let report = self.cx.shard.layout_report(disk);
+        if let Some(nth) = flash {
+            let cache = report.and_then(|report| report.cache);
+            return cache.is_some_and(|cache| cache.in_use && cache.devices >> nth & 1 == 1);
+        }
         let report = report.filter(|report| report.layout.is_redundant());
         let member = report.and_then(|report| report.members.get(usize::from(target.0)).copied());
         member.is_some_and(|member| member.is_relied_on())
@@ -428,9 +434,9 @@ impl IoThread {
     /// Gives a target another image, unless a mirror takes the bytes of the old one for the disk's. The old one is closed
     /// once it has no I/O in flight.
     pub(super) fn replace_image(&mut self, disk: DiskId, replace: Replace, reply: Reply) {
-        if !replace.is_away && self.is_in_use(disk, replace.target) {
+        if !replace.is_away && self.is_in_use(disk, replace.target, replace.flash) {
             let text = format!(
-                "member {} is in use: drop it from its mirror before it gets another image",
+                "target {} is in use: drop it before it gets another image",
                 replace.target.0
             );
             let _ = reply.send(Err(Error::new(Kind::Busy, text)));
@@ -442,13 +448,15 @@ impl IoThread {
         let Replace {
             target,
             mut image,
+            flash,
             closed,
             ..
         } = replace;
         let under = image.control.take();
         let replaced = place.images.replace(disk, target, image, closed);
         place.closes |= place.images.has_replaced();
-        if replaced.is_ok() {
+        // Flash is under no control.
+        if replaced.is_ok() && flash.is_none() {
             place.set_control(target, under);
             self.controls_changed(disk, false);
         }

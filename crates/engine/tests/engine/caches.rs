@@ -294,6 +294,94 @@ fn is_dirty(disk: &Disk) {
     });
 }
 
+/// Puts another device in a place of a cache whose other device has everything, and waits until it has everything too.
+fn exchange(disk: &Disk, nth: u8, device: &SharedFile) {
+    let target = Target(1 + nth);
+    let image = || Some(device.image().expect("it opens"));
+    if report(disk).devices >> nth & 1 == 1 {
+        let refused = disk.set_flash_device(nth, image());
+        assert_eq!(refused.err().map(|e| e.kind()), Some(Kind::Busy));
+        disk.order_layout(LayoutOrder::Drop(target))
+            .expect("the other one has everything");
+    }
+    disk.set_flash_device(nth, image())
+        .expect("it is exchanged")
+        .wait(PATIENCE)
+        .expect("the old one is closed");
+    disk.order_layout(LayoutOrder::Replace(target))
+        .expect("it is filled");
+    eventually("both devices have everything", || {
+        let cache = report(disk);
+        cache.devices == 0b11 && !cache.resyncing
+    });
+}
+
+#[test]
+fn flash_devices_are_replaced_removed_and_added_while_a_disk_writes_back_to_them() {
+    let place = tempdir();
+    let devices = Devices::new(place.path());
+    let open = |name: &str| {
+        let path = image(place.path(), name, 8 * CHUNK);
+        // What lies there does not matter.
+        std::fs::write(
+            &path,
+            vec![0xdd; usize::try_from(8 * CHUNK).expect("small")],
+        )
+        .expect("other bytes");
+        SharedFile::open(&path, Duration::ZERO).expect("nobody has it")
+    };
+    let [second, third, fourth] = ["flash2", "flash3", "flash4"].map(open);
+    let backing = image(place.path(), "backing", SIZE);
+    let engine = engine(1);
+    let disk = attach(&engine, &backing, devices.flash(0, false));
+    write_back(&disk);
+    let mut guest = while_it_is_used(&disk, 11, || {
+        for (nth, device) in [(1, &second), (0, &third)] {
+            is_dirty(&disk);
+            exchange(&disk, nth, device);
+        }
+        is_dirty(&disk);
+        disk.order_layout(LayoutOrder::Drop(Target(2)))
+            .expect("the other one has everything");
+        let gone = disk.set_flash_device(1, None).expect("it is gone");
+        gone.wait(PATIENCE).expect("the old one is closed");
+        let last = disk.order_layout(LayoutOrder::Drop(Target(1)));
+        assert!(last.is_err(), "the last device stays");
+        is_dirty(&disk);
+    });
+    guest.check_all();
+    drop((guest, devices));
+    let all = |disk: &Disk| {
+        let whole = u32::try_from(SIZE).expect("small");
+        client(disk).read(0, whole).expect("a read")
+    };
+    let written = all(&disk);
+    disk.detach(PATIENCE).expect("it detaches");
+
+    // The disk is attached with one device, and gets a second one.
+    let one = Flash {
+        devices: vec![Some(third.image().expect("it opens")), None],
+        cache: [9; 16],
+        area: Area::new(CHUNK, CHUNKS.to_vec()).expect("enough"),
+        attachments: [1, 2],
+        has_dirty: true,
+        without: 0b10,
+        policy_state: Vec::new(),
+    };
+    let disk = attach(&engine, &backing, one);
+    assert_eq!(report(&disk).devices, 0b01);
+    assert!(report(&disk).dirty > 0 && all(&disk) == written);
+    exchange(&disk, 1, &fourth);
+    // The new one is alone now.
+    disk.order_layout(LayoutOrder::Drop(Target(1)))
+        .expect("the new one has everything");
+    assert!(all(&disk) == written);
+    clean(&disk);
+    disk.end_cache(PATIENCE).expect("it loses the cache");
+    assert!(all(&disk) == written);
+    disk.detach(PATIENCE).expect("it detaches");
+}
+
 #[test]
 fn a_disk_moves_below_its_cache_while_it_is_used() {
     let place = tempdir();

@@ -107,6 +107,7 @@ fn step(world: &mut World, choices: &mut dyn Choose, fails: u32) {
         7 => drop(world.advance_move()),
         32 if world.is_cached() => cache_act(world, choices),
         33 if world.unplugs() => world.plug(choices),
+        35..=37 if world.exchanges() => world.exchange_flash(choices),
         34 if world.goes_around() => around_act(world, choices),
         32 if has_more_acts(world.targets()) => match choices.choose(16) {
             1 => world.grow_and_crash(choices),

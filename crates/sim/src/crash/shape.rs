@@ -261,6 +261,17 @@ pub enum Load {
     Around,
 }
 
+/// What becomes of a cache's flash devices while a disk uses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlashDevices {
+    /// They stay, but for crashes.
+    Stay,
+    /// They are unplugged, and come back.
+    Unplugged,
+    /// The administrator replaces them, removes one and adds one.
+    Exchanged,
+}
+
 /// What is built, and built again after each crash.
 #[derive(Clone, Debug)]
 pub struct Setup {
@@ -272,8 +283,8 @@ pub struct Setup {
     pub filters: Vec<FilterSpec>,
     /// What its first store does wrong.
     pub defects: Defects,
-    /// Whether its flash devices come and go while it is used.
-    pub unplugs: bool,
+    /// What becomes of its flash devices while it is used.
+    pub devices: FlashDevices,
     /// How long its random requests are.
     pub load: Load,
 }

@@ -22,10 +22,11 @@ use tidegate_core::shard::{Event, Shard};
 use tidegate_core::stack::{Place, Stack};
 use tidegate_core::units::{Span, Time};
 
-pub use super::shape::{Load, Over, Setup, Shape};
+pub use super::shape::{FlashDevices, Load, Over, Setup, Shape};
 pub use faults::Failing;
 
 mod cache;
+mod exchange;
 mod faults;
 mod growth;
 mod guest;
@@ -130,6 +131,8 @@ pub struct World {
     away: u32,
     /// A flash device that is unplugged now, as one bit.
     unplugged: u32,
+    /// Places of the cache without a device, one bit for each target.
+    empty: u32,
     /// Stores that complete nothing, one bit each.
     hung: u32,
     failing: Option<Failing>,
@@ -232,6 +235,7 @@ impl World {
             gave_up: false,
             away: 0,
             unplugged: 0,
+            empty: 0,
             hung: 0,
             failing: None,
             home: 0,
@@ -567,12 +571,13 @@ impl World {
         let mut started = self.in_flight.remove(which);
         self.completed += 1;
         let bit = 1 << started.target;
-        let gone = self.away | self.unplugged;
+        let is_empty = self.empty & bit != 0 && started.retired.is_none();
+        let gone = self.away | self.unplugged | if is_empty { bit } else { 0 };
         let outcome = match gone & bit {
             0 => self.planned(bit).map_or(outcome, Err),
             _ => Err(Fault::Gone),
         };
-        if outcome.is_err() {
+        if outcome.is_err() && !is_empty {
             self.note_fault(bit);
         }
         // Every other write that fails has happened nevertheless.

@@ -7,7 +7,7 @@ use tidegate_core::layout::{LayoutNotice, LayoutOrder, Refusal, Target};
 use tidegate_core::request::Op;
 use tidegate_sim::crash::choice::RecordedChoices;
 use tidegate_sim::crash::seeds;
-use tidegate_sim::crash::world::{Load, Setup, World};
+use tidegate_sim::crash::world::{FlashDevices, Load, Setup, World};
 
 /// A block of the header or of the journal on a device.
 fn block(world: &World, device: usize, at: u64) -> [u8; 4096] {
@@ -44,7 +44,7 @@ fn random_runs_of_a_cached_disk_hold_whose_devices_come_and_go() {
     let kinds = [(1, CacheMode::WriteThrough), (2, CacheMode::WriteThrough)];
     for (devices, mode) in kinds.into_iter().chain([(2, CacheMode::WriteBack)]) {
         let setup = Setup {
-            unplugs: true,
+            devices: FlashDevices::Unplugged,
             ..cached(devices, mode)
         };
         for seed in 0..20 {
@@ -156,4 +156,73 @@ fn directed_later_blocks_of_a_device_that_gets_everything_again_never_count() {
     world.finish();
     assert_eq!(world.opened(), Some(Ok(())));
     holds(world, "a ring with later blocks");
+}
+
+#[test]
+fn random_runs_of_a_cached_disk_hold_whose_devices_are_replaced_removed_and_added() {
+    for mode in [CacheMode::WriteThrough, CacheMode::WriteBack] {
+        let setup = Setup {
+            devices: FlashDevices::Exchanged,
+            ..cached(2, mode)
+        };
+        for seed in 0..40 {
+            if let Err(failure) = seeds::run(&setup, seed, 1_000) {
+                let trace = failure.trace.join("\n");
+                panic!("{mode:?}, seed {seed}: {}\n{trace}", failure.what);
+            }
+        }
+    }
+}
+
+/// The device that stays was left behind, and does not know it: only the one that is replaced did. What it has is void.
+#[test]
+fn directed_a_device_that_stays_while_the_disk_is_detached_serves_nothing_older() {
+    let mut world = opened(2, CacheMode::WriteThrough);
+    let write = || request(Op::Write, BLOCK, 8);
+    done(&mut world, &[write(), request(Op::Flush, 0, 0)]);
+    done(&mut world, &[request(Op::Read, BLOCK, 8)]);
+    // It is clean on flash.
+    world.wait(5);
+    let old = world.copy_of(1);
+    world.order(LayoutOrder::Drop(Target(1)));
+    world.finish();
+    done(&mut world, &[write(), request(Op::Flush, 0, 0)]);
+    // It could not be written any more.
+    world.put_back(1, old);
+    world.exchange_detached(1);
+    world.finish();
+    assert_eq!(world.opened(), Some(Ok(())));
+    assert_eq!(world.cache().map(|cache| cache.devices), Some(0b11));
+    holds(world, "a device that was left behind stays");
+}
+
+/// A second device is added, and then it is alone: it has everything.
+#[test]
+fn directed_a_device_that_was_added_has_everything_when_it_is_alone() {
+    for mode in [CacheMode::WriteThrough, CacheMode::WriteBack] {
+        let mut world = opened(2, mode);
+        done(&mut world, &[request(Op::Write, BLOCK, 8)]);
+        assert!(world.exchange_live(0, false), "{mode:?}");
+        assert!(!world.exchange_live(1, true), "the last one stays");
+        done(&mut world, &[request(Op::Write, BLOCK + 8, 8)]);
+        let dropped = |world: &World| {
+            let dropped = |notice: &&LayoutNotice| matches!(notice, LayoutNotice::Dropped { .. });
+            world.notices().iter().filter(dropped).count()
+        };
+        let before = dropped(&world);
+        crash(&mut world, 0);
+        world.finish();
+        assert_eq!(world.opened(), Some(Ok(())));
+        assert_eq!(world.cache().map(|cache| cache.devices), Some(0b10));
+        assert_eq!(dropped(&world), before, "an empty place loses nothing");
+        world.add_device(0);
+        done(&mut world, &[request(Op::Write, BLOCK, 8)]);
+        world.wait(3);
+        assert_eq!(world.cache().map(|cache| cache.devices), Some(0b11));
+        assert!(world.exchange_live(1, false), "{mode:?}");
+        crash(&mut world, 0);
+        world.finish();
+        assert_eq!(world.opened(), Some(Ok(())));
+        holds(world, "a device that was added");
+    }
 }

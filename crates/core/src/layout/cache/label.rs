@@ -5,7 +5,7 @@
 //!
 //! # Picture
 //! ```text
-//!   label       10  cache 16, device 1, devices 1, 0 4, chunk 8, size 8
+//!   label       10  cache 16, device 1, devices 1, serial 4, chunk 8, size 8
 //!   generation  10  cache 16, generation 8
 //! ```
 
@@ -22,8 +22,10 @@ pub struct DeviceLabel {
     pub cache: [u8; 16],
     /// Which of its devices it is, from 0.
     pub device: u8,
-    /// How many devices it has.
+    /// How many places for devices it had when the label was written.
     pub devices: u8,
+    /// Which device in this place it is: 0 is the first one, and each that takes its place has a higher number.
+    pub serial: u32,
     /// Bytes of a chunk.
     pub chunk: u64,
     /// Bytes of the device that the cache uses.
@@ -31,11 +33,18 @@ pub struct DeviceLabel {
 }
 
 impl DeviceLabel {
+    /// Whether it names the same device of the same cache, whatever places the cache had when it was written.
+    pub fn is_same(&self, other: &DeviceLabel) -> bool {
+        let DeviceLabel { devices, .. } = *other;
+        DeviceLabel { devices, ..*self } == *other
+    }
+
     /// The block at the beginning of the device.
     pub fn encode(&self) -> [u8; BLOCK] {
         let mut out = Writer::new(MAGIC, VERSION);
         out.put(&self.cache);
-        out.put(&[self.device, self.devices, 0, 0, 0, 0]);
+        out.put(&[self.device, self.devices]);
+        out.put(&self.serial.to_le_bytes());
         out.put(&self.chunk.to_le_bytes());
         out.put(&self.size.to_le_bytes());
         out.finish()
@@ -48,11 +57,13 @@ impl DeviceLabel {
     pub fn decode(bytes: &[u8]) -> Result<DeviceLabel, Unreadable> {
         let mut from = Reader::open(bytes, MAGIC, VERSION)?;
         let cache = from.take();
-        let [device, devices, ..] = from.take::<6>();
+        let [device, devices] = from.take();
+        let serial = u32::from_le_bytes(from.take());
         let label = DeviceLabel {
             cache,
             device,
             devices,
+            serial,
             chunk: u64::from_le_bytes(from.take()),
             size: u64::from_le_bytes(from.take()),
         };
@@ -100,6 +111,7 @@ mod tests {
         cache: [7; 16],
         device: 1,
         devices: 2,
+        serial: 0x0102_0304,
         chunk: 1 << 20,
         size: 64 << 20,
     };

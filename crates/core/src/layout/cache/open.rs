@@ -106,7 +106,7 @@ impl Cache {
     }
 
     pub(super) fn begin_opening(&mut self, cx: &mut LayoutCx<'_>) {
-        let devices = self.devices() & !(self.setup.without << 1);
+        let devices = self.devices() & !self.given_up();
         let mut left = 0;
         for device in each(devices) {
             for place in 0..2 {
@@ -209,11 +209,16 @@ impl Cache {
             .sum();
         self.behind_at_start = present;
         let Some(header) = newest else {
-            let missing = each(self.devices() & !present).next();
-            return match (self.setup.has_dirty, missing) {
-                (true, Some(missing)) => self.opened(cx, Err(Refusal::Missing(missing))),
-                (true, None) => self.opened(cx, Err(Refusal::Blank(Target(1)))),
-                (false, _) => self.format(cx, present, 0),
+            // A place that is given up, or has no device, does not decide.
+            let missing = each(self.devices() & !self.given_up() & !present).next();
+            let blank = each(present).next();
+            let refusal = match (missing, blank) {
+                (None, Some(blank)) => Refusal::Blank(blank),
+                (missing, _) => Refusal::Missing(missing.unwrap_or(Target(1))),
+            };
+            return match self.setup.has_dirty {
+                true => self.opened(cx, Err(refusal)),
+                false => self.format(cx, present, 0),
             };
         };
         let header = header.clone();
@@ -252,9 +257,15 @@ impl Cache {
         if !is_ours || usable == 0 || absent != 0 && !is_given_up {
             return self.format(cx, present, generation);
         }
-        self.in_sync = self.devices();
+        // A place without a device that no header names had none before.
+        self.in_sync = self.devices() & !(self.given_up() & !in_sync);
         self.use_only(cx, usable);
         self.begin_replay(cx, header);
+    }
+
+    /// Devices that are not used at this start, one bit for each target.
+    fn given_up(&self) -> u32 {
+        self.setup.without << 1
     }
 
     /// Of the devices in sync only these have everything.

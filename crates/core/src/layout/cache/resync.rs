@@ -26,7 +26,7 @@ pub(super) struct Resync {
     pub(super) device: Target,
     step: Step,
     /// The next slot whose page is copied.
-    next: u32,
+    pub(super) next: u32,
     /// Blocks of the journal from this one on are on it. It may have an earlier block of the first number, which a crash
     /// left there alone: that one is overwritten as well.
     journal_from: u64,

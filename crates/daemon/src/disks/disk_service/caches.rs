@@ -72,7 +72,7 @@ impl DiskService {
     }
 
     /// Fails if a path is the image of a disk that is attached here.
-    fn must_be_no_image_of_ours(&self, path: &Path) -> Outcome<()> {
+    pub(super) fn must_be_no_image_of_ours(&self, path: &Path) -> Outcome<()> {
         let Ok(there) = Identity::at(path) else {
             return Ok(());
         };
@@ -194,18 +194,26 @@ impl DiskService {
         let problems: Vec<_> = problems.collect();
         let now = tidegate_engine::now();
         let left = self.caches.budgets.left(name, record, now);
-        let paths = record.devices.iter().zip(&problems);
         let dirty: u64 = using.iter().map(|(.., report)| report.dirty).sum();
+        let behind = |nth: u8| {
+            let lacks = |report: &CacheReport| report.in_use && report.devices >> nth & 1 == 0;
+            let behind = using.iter().filter(|(.., report)| lacks(report)).count();
+            u32::try_from(behind).unwrap_or(u32::MAX)
+        };
+        let device = |(nth, path): (u8, &Path)| {
+            let problem = problems.get(usize::from(nth)).cloned().flatten();
+            CacheDevice {
+                device: nth,
+                path: path.to_owned(),
+                size_bytes: problem.is_none().then_some(record.size.0),
+                behind_disks: behind(nth),
+                problem,
+            }
+        };
         Cache {
             name: name.clone(),
             uuid: record.uuid.to_string(),
-            devices: paths
-                .map(|(path, problem)| CacheDevice {
-                    path: path.clone(),
-                    size_bytes: problem.is_none().then_some(record.size.0),
-                    problem: problem.clone(),
-                })
-                .collect(),
+            devices: record.devices().map(device).collect(),
             size_bytes: u64::from(record.chunks().saturating_sub(1)) * chunk,
             free_bytes: chunks::free(record.chunks(), &record.parts) as u64 * chunk,
             chunk_bytes: chunk,

@@ -40,6 +40,7 @@ mod budget;
 mod clean;
 mod devices;
 mod divide;
+mod exchange;
 mod learned;
 mod left;
 mod naming;
@@ -150,7 +151,10 @@ impl DiskService {
             after.single_device = single == SingleDevice::Accept;
         }
         must_fit(&record, &after)?;
-        if after.mode == FlashMode::WriteBack && record.devices.len() < 2 && !after.single_device {
+        if after.mode == FlashMode::WriteBack
+            && record.empty_place().is_some()
+            && !after.single_device
+        {
             if order.single_device == Some(SingleDevice::Refuse) && order.mode.is_none() {
                 return Err(depends_on_one(&found.name, wanted));
             }
@@ -233,7 +237,7 @@ impl DiskService {
         progress: &Progress,
     ) -> Outcome<()> {
         let report = live.cache_report();
-        let devices = self.caches.record(&after.cache)?.devices.len();
+        let devices = self.caches.record(&after.cache)?.devices().count();
         let before = standing(found, Some(live));
         // If a device has failed since it writes back, it goes on, unless the consent to that is taken back.
         let had_consent = before.as_ref().is_some_and(|before| before.single_device);
@@ -277,14 +281,17 @@ impl DiskService {
         }
         after.attachment = new_attachment()?;
         let area = self.area(&after, &record, found, shares)?;
+        // Since it has its part, its devices change only with its claim.
+        let record = self.caches.record(&after.cache)?;
+        let devices = self.caches.devices(&after.cache, &record);
         let part = u64::from(area.slots()) * PAGE;
         let flash = Flash {
-            devices: devices.images()?,
+            devices: devices.images(),
             cache: record.uuid.0,
             area,
             attachments: [new_attachment()?, after.attachment],
             has_dirty: false,
-            without: 0,
+            without: devices.empty(),
             policy_state: self.learned(found, &after.cache, &record),
         };
         let cache = after.cache.clone();

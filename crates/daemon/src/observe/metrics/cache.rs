@@ -5,10 +5,11 @@ use std::fmt::Display;
 use tidegate_api::cache::{Cache, CacheCounts};
 
 use super::families::{
-    CACHE_BUDGET, CACHE_BUDGET_LEFT, CACHE_BUDGET_SPENT, CACHE_BYTES, CACHE_CORRUPT, CACHE_FREE,
-    CACHE_JOURNAL, CACHE_WRITTEN, DISK_CACHE_CORRUPT, DISK_CACHE_DIRTY, DISK_CACHE_DIRTY_AGE,
-    DISK_CACHE_FAULTS, DISK_CACHE_FILLS, DISK_CACHE_FREE, DISK_CACHE_HITS, DISK_CACHE_JOURNAL,
-    DISK_CACHE_MISSES, DISK_CACHE_SIZE, DISK_CACHE_TO_CLEAN, DISK_CACHE_WRITTEN, Family,
+    CACHE_BEHIND, CACHE_BUDGET, CACHE_BUDGET_LEFT, CACHE_BUDGET_SPENT, CACHE_BYTES, CACHE_CORRUPT,
+    CACHE_FREE, CACHE_JOURNAL, CACHE_WRITTEN, DISK_CACHE_CORRUPT, DISK_CACHE_DIRTY,
+    DISK_CACHE_DIRTY_AGE, DISK_CACHE_FAULTS, DISK_CACHE_FILLS, DISK_CACHE_FREE, DISK_CACHE_HITS,
+    DISK_CACHE_JOURNAL, DISK_CACHE_MISSES, DISK_CACHE_SIZE, DISK_CACHE_TO_CLEAN,
+    DISK_CACHE_WRITTEN, Family,
 };
 use super::{AttachedMoment, Page};
 
@@ -88,4 +89,12 @@ pub(super) fn of_host(page: &mut Page, caches: &[Cache]) {
         Some(cache.flash_journal_bytes_total)
     });
     each(&CACHE_CORRUPT, |cache| Some(cache.corrupt_blocks_total));
+    let mut page = page.family(&CACHE_BEHIND);
+    for cache in caches {
+        for device in &cache.devices {
+            let labels: [(&str, &dyn Display); 2] =
+                [("cache", &cache.name), ("device", &device.device)];
+            page.value(&labels, device.behind_disks);
+        }
+    }
 }

@@ -87,6 +87,8 @@ families! {
         "Bytes of a flash cache of this host that disks can use.";
     CACHE_FREE: Gauge "tidegate_cache_free_bytes" ["cache"]
         "Bytes of it that no disk has.";
+    CACHE_BEHIND: Gauge "tidegate_cache_device_behind_disks" ["cache, device"]
+        "Attached disks for which a device does not have everything: it is being filled, or is away.";
     CACHE_BUDGET: Gauge "tidegate_cache_budget_daily_bytes" ["cache"]
         "Bytes that may be written to each of its devices in a day; absent without a budget.";
     CACHE_BUDGET_LEFT: Gauge "tidegate_cache_budget_left_bytes" ["cache"]

@@ -9,7 +9,7 @@ use tidegate_core::layout::cache::CacheMode;
 use tidegate_sim::crash::explore::{Depth, Failure, explore, requests};
 use tidegate_sim::crash::seeds;
 use tidegate_sim::crash::store::Defects;
-use tidegate_sim::crash::world::{Load, Over, Setup, Shape};
+use tidegate_sim::crash::world::{FlashDevices, Load, Over, Setup, Shape};
 
 const DEPTH: Depth = Depth {
     longest: 3,
@@ -56,8 +56,8 @@ struct Disk {
     sectors: u64,
     /// The sector around which short workloads are enumerated, if they are: a chunk or a page ends there.
     edge: Option<u64>,
-    /// Whether its flash devices come and go while it is used.
-    unplugs: bool,
+    /// What becomes of its flash devices while it is used.
+    devices: FlashDevices,
     load: Load,
 }
 
@@ -74,7 +74,7 @@ const fn small(name: &'static str, shape: Shape, edge: u64) -> Disk {
         shape,
         sectors: SMALL,
         edge: Some(edge),
-        unplugs: false,
+        devices: FlashDevices::Stay,
         load: Load::Short,
     }
 }
@@ -92,7 +92,7 @@ const fn cached(name: &'static str, over: Over, devices: u8, mode: CacheMode) ->
             Over::Stripe | Over::Mirror => 5 * 128,
         },
         edge: Some(128),
-        unplugs: false,
+        devices: FlashDevices::Stay,
         load: Load::Short,
     }
 }
@@ -101,8 +101,17 @@ const fn cached(name: &'static str, over: Over, devices: u8, mode: CacheMode) ->
 const fn unplugged(name: &'static str, devices: u8, mode: CacheMode) -> Disk {
     Disk {
         edge: None,
-        unplugs: true,
+        devices: FlashDevices::Unplugged,
         ..cached(name, Over::Plain, devices, mode)
+    }
+}
+
+/// The same, whose devices are replaced, removed and added.
+const fn exchanged(name: &'static str, mode: CacheMode) -> Disk {
+    Disk {
+        edge: None,
+        devices: FlashDevices::Exchanged,
+        ..cached(name, Over::Plain, 2, mode)
     }
 }
 
@@ -115,7 +124,7 @@ const fn around(name: &'static str, over: Over, devices: u8, mode: CacheMode) ->
     }
 }
 
-const DISKS: [Disk; 26] = [
+const DISKS: [Disk; 28] = [
     small("plain", Shape::Plain, 1),
     small("movable", Shape::Movable, 1),
     small("stripe of 2", Shape::Stripe { targets: 2 }, 8),
@@ -129,7 +138,7 @@ const DISKS: [Disk; 26] = [
         shape: Shape::Mirror { members: 2 },
         sectors: WIDE,
         edge: None,
-        unplugs: false,
+        devices: FlashDevices::Stay,
         load: Load::Short,
     },
     cached("write-through", Over::Plain, 1, CacheMode::WriteThrough),
@@ -168,6 +177,8 @@ const DISKS: [Disk; 26] = [
     unplugged("write-through, unplugged", 1, CacheMode::WriteThrough),
     unplugged("write-through on 2, unplugged", 2, CacheMode::WriteThrough),
     unplugged("write-back on 2, unplugged", 2, CacheMode::WriteBack),
+    exchanged("write-through, devices exchanged", CacheMode::WriteThrough),
+    exchanged("write-back, devices exchanged", CacheMode::WriteBack),
     around(
         "write-through, around",
         Over::Plain,
@@ -207,7 +218,7 @@ fn setup(disk: &Disk) -> Setup {
         sectors: disk.sectors,
         filters: vec![FilterSpec::Stats],
         defects: Defects::default(),
-        unplugs: disk.unplugs,
+        devices: disk.devices,
         load: disk.load,
     }
 }

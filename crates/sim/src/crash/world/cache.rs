@@ -5,7 +5,7 @@
 use super::{DISK, World};
 use crate::crash::SECTOR;
 use crate::crash::choice::Choose;
-use crate::crash::shape::{CHUNK, DATA, JOURNAL, Load, Shape, Use};
+use crate::crash::shape::{CHUNK, DATA, FlashDevices, JOURNAL, Load, Shape, Use};
 use tidegate_core::block::BLOCK;
 use tidegate_core::effect::Effect;
 use tidegate_core::layout::cache::blocks::Header;
@@ -88,7 +88,7 @@ impl World {
     }
 
     /// Whether an administrator can do something about the cache now.
-    fn has_cache(&self) -> bool {
+    pub(super) fn has_cache(&self) -> bool {
         let open = self.opened == Some(Ok(())) && !self.detached && !self.gave_up;
         self.is_cached() && open
     }
@@ -137,7 +137,7 @@ impl World {
         }
     }
 
-    fn flash_targets(&self) -> std::ops::Range<usize> {
+    pub(super) fn flash_targets(&self) -> std::ops::Range<usize> {
         self.setup.shape.members().into()..self.setup.shape.targets().into()
     }
 
@@ -252,7 +252,7 @@ impl World {
 
     /// Whether its flash devices come and go while it is used.
     pub fn unplugs(&self) -> bool {
-        self.setup.unplugs
+        self.setup.devices == FlashDevices::Unplugged
     }
 
     /// A device of the cache is replaced by an empty one.
@@ -274,7 +274,11 @@ impl World {
             .iter()
             .any(|started| started.target == target)
             || self.effects.iter().any(|effect| names(effect, target));
-        if others == 0 || is_busy || !self.has_cache() || (self.away | self.unplugged) != 0 {
+        if others == 0
+            || is_busy
+            || !self.has_cache()
+            || (self.away | self.unplugged | self.empty) != 0
+        {
             return;
         }
         self.order_now(LayoutOrder::Replace(device));

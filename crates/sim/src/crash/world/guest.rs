@@ -161,7 +161,7 @@ impl World {
         let in_sync = members.iter().all(|state| *state == MemberState::InSync);
         let (flash, kept) = (
             self.setup.shape.flash(),
-            self.away | self.unplugged | self.decayed,
+            self.away | self.unplugged | self.empty | self.decayed,
         );
         // A cleaner that has failed may not have tried again.
         let shape = self.setup.shape;
@@ -170,7 +170,8 @@ impl World {
             self.faulty &= kept | flash;
         }
         let cache = self.cache();
-        let whole = cache.is_some_and(|it| it.devices.count_ones() == flash.count_ones());
+        let devices = (flash & !self.empty).count_ones();
+        let whole = cache.is_some_and(|it| it.devices.count_ones() == devices);
         if quiet && whole && self.opened == Some(Ok(())) {
             self.faulty &= kept | !flash;
         }

@@ -51,7 +51,7 @@ impl World {
     }
 
     /// The member has a blank image from now on. What the old one was given stays with it.
-    fn exchange(&mut self, member: Target) {
+    pub(super) fn exchange(&mut self, member: Target) {
         let store = self.store_of(member);
         self.note(|| format!("store {store} is exchanged for a blank one"));
         let effects = std::mem::take(&mut self.effects);

@@ -13,7 +13,7 @@ use tidegate_core::layout::{CacheReport, LayoutOrder, Target};
 
 use super::DiskService;
 use crate::caches::Devices;
-use crate::disks::attached::Attached;
+use crate::disks::attached::{Attached, CacheInUse};
 use crate::os_error::{self, Outcome};
 
 /// How often devices are looked for at their paths. Origin: chosen; it costs a look at each path.
@@ -73,7 +73,8 @@ impl DiskService {
             let Ok(target) = u8::try_from(members + nth) else {
                 continue;
             };
-            if problem.is_some() || report.devices >> nth & 1 == 1 {
+            let is_there = problem.is_none() && devices.empty() >> nth & 1 == 0;
+            if !is_there || report.devices >> nth & 1 == 1 {
                 continue;
             }
             match live.order(LayoutOrder::Replace(Target(target))) {
@@ -91,6 +92,11 @@ impl DiskService {
     /// whether a command on the disk is in the way.
     pub(in super::super) fn write_back_again(&self, live: &Attached) -> Outcome<bool> {
         if !can_write_back_again(live) {
+            return Ok(false);
+        }
+        let changes = |using: CacheInUse| self.caches.changes_devices(&using.cache);
+        if live.cache().is_some_and(changes) {
+            // The job has it looked at again.
             return Ok(false);
         }
         // A detach goes through for a moment, and has the claim meanwhile.

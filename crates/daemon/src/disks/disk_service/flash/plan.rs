@@ -156,22 +156,30 @@ impl DiskService {
         }
         let shares = found.descriptor.policy.shares.get();
         let area = self.area(flash, &record, found, shares)?;
+        // Since it has its part, its devices change only with its claim.
+        let record = self.caches.record(&flash.cache)?;
+        let devices = self.caches.devices(&flash.cache, &record);
         let part = u64::from(area.slots()) * PAGE;
+        // A new part has nothing, whatever an earlier use has left there.
+        let last_use = match has_part {
+            true => flash.attachment,
+            false => new_attachment()?,
+        };
         let mut after = flash.clone();
         (after.attachment, after.part) = (new_attachment()?, Some(Size(part)));
         let open = OpenFlash {
             cache: flash.cache.clone(),
             flash: Flash {
-                devices: devices.images()?,
+                devices: devices.images(),
                 cache: record.uuid.0,
                 area,
-                attachments: [flash.attachment, after.attachment],
+                attachments: [last_use, after.attachment],
                 has_dirty: flash.has_dirty,
                 without: order
                     .without_flash
                     .iter()
                     .filter(|nth| **nth < 2)
-                    .fold(0, |all, nth| all | 1 << nth),
+                    .fold(devices.empty(), |all, nth| all | 1 << nth),
                 policy_state: self.learned(found, &flash.cache, &record),
             },
         };

@@ -1,8 +1,8 @@
 //! Disks with a flash cache: given, changed and taken off, on their host and elsewhere.
 
 use tidegate_api::cache::{
-    CacheCreate, CacheData, CacheFlush, Dirty, DiskFlashSet, FlashMode, FlashUse, SingleDevice,
-    TargetReason,
+    CacheCreate, CacheData, CacheDeviceAdd, CacheFlush, Dirty, DiskFlashSet, FlashMode, FlashUse,
+    SingleDevice, TargetReason,
 };
 use tidegate_api::disk::DiskDetach;
 use tidegate_api::job::{Job, JobState};
@@ -319,6 +319,139 @@ fn a_device_that_is_back_is_written_again_and_then_writes_go_back_to_the_cache()
         std::thread::yield_now();
     }
     stage.detach("a");
+}
+
+/// A device that is to become one of a cache.
+fn device(stage: &Stage, file: &str) -> CacheDeviceAdd {
+    let path = stage.place.path().join(file);
+    let file = fs::File::create(&path).unwrap();
+    file.set_len(64 << 20).unwrap();
+    CacheDeviceAdd {
+        path,
+        data: CacheData::Keep,
+    }
+}
+
+/// Waits until a disk writes back again, and returns how many devices have everything.
+fn writes_back(stage: &Stage, disk: &str) -> u8 {
+    loop {
+        stage.disk_service.react_to_caches();
+        let flash = stage.disk_service.disk(&name(disk)).unwrap().flash.unwrap();
+        let counts = flash.at_work.unwrap();
+        if counts.mode == FlashMode::WriteBack {
+            return counts.devices;
+        }
+        std::thread::yield_now();
+    }
+}
+
+fn cache_devices(stage: &Stage, cache: &str) -> Vec<(u8, PathBuf, u32)> {
+    let cache = stage.disk_service.cache(&name(cache)).unwrap();
+    let devices = cache.devices.into_iter();
+    let device = |it: tidegate_api::cache::CacheDevice| (it.device, it.path, it.behind_disks);
+    devices.map(device).collect()
+}
+
+#[test]
+fn a_device_of_a_mirrored_cache_is_replaced_while_disks_use_it() {
+    let mut stage = stage();
+    let paths = stage.cache("fast", &["f0", "f1"]);
+    for disk in ["a", "b"] {
+        stage.disk(disk);
+        stage.attach(disk, Outside::Agreed).unwrap();
+    }
+    stage.give("a", Some("fast"), FlashMode::WriteBack).unwrap();
+    stage
+        .give("b", Some("fast"), FlashMode::WriteThrough)
+        .unwrap();
+    let new = device(&stage, "f2");
+    let service = &stage.disk_service;
+    let replace = |nth, order| {
+        let _context = stage.runtime.enter();
+        stage.job_result(service.replace_cache_device(&name("fast"), nth, order))
+    };
+    replace(1, &new).unwrap();
+    let now = [(0, paths[0].clone(), 0), (1, new.path.clone(), 0)];
+    assert_eq!(cache_devices(&stage, "fast"), now);
+    assert_eq!(writes_back(&stage, "a"), 2);
+    // The old one is free, and takes the other place.
+    let old = CacheDeviceAdd {
+        path: paths[1].clone(),
+        data: CacheData::Keep,
+    };
+    replace(0, &old).unwrap();
+    let now = [(0, paths[1].clone(), 0), (1, new.path.clone(), 0)];
+    assert_eq!(cache_devices(&stage, "fast"), now);
+    assert_eq!(writes_back(&stage, "a"), 2);
+    let missing = replace(2, &device(&stage, "f3")).unwrap_err();
+    assert!(missing.to_string().contains("no device 2"), "{missing}");
+    stage.detach_keeping_dirty("a");
+    stage.detach("b");
+    // Another daemon finds both devices.
+    let service = Arc::get_mut(&mut stage.disk_service).unwrap();
+    service.caches = Caches::new(&service.root.state());
+    for disk in ["a", "b"] {
+        let flash = stage.attach(disk, Outside::Agreed).unwrap().flash.unwrap();
+        assert!(flash.problem.is_none());
+        assert_eq!(flash.at_work.unwrap().devices, 2);
+        stage.detach(disk);
+    }
+}
+
+#[test]
+fn a_cache_of_one_device_gets_a_second_one_or_another_one_while_a_disk_uses_it() {
+    let stage = stage();
+    let paths = stage.cache("fast", &["f0"]);
+    stage.disk("a");
+    stage.attach("a", Outside::Agreed).unwrap();
+    let single = DiskFlashSet {
+        cache: Some(Some(name("fast"))),
+        mode: Some(FlashMode::WriteBack),
+        single_device: Some(SingleDevice::Accept),
+        ..DiskFlashSet::default()
+    };
+    stage.set_flash("a", &single).unwrap();
+    let service = &stage.disk_service;
+    let _context = stage.runtime.enter();
+    let fast = name("fast");
+    let last = service.remove_cache_device(&fast, 0).unwrap_err();
+    assert!(last.to_string().contains("the only one"), "{last}");
+    // The new one is filled beside the old one.
+    let second = device(&stage, "f1");
+    stage
+        .job_result(service.replace_cache_device(&fast, 0, &second))
+        .unwrap();
+    assert_eq!(cache_devices(&stage, "fast"), [(1, second.path.clone(), 0)]);
+    assert_eq!(writes_back(&stage, "a"), 1);
+    let third = device(&stage, "f2");
+    stage
+        .job_result(service.add_cache_device(&fast, &third))
+        .unwrap();
+    assert_eq!(writes_back(&stage, "a"), 2);
+    let full = service
+        .add_cache_device(&fast, &device(&stage, "f3"))
+        .unwrap_err();
+    assert!(full.to_string().contains("two devices"), "{full}");
+    // Since it has two, the disk may refuse to write back to one.
+    let both = DiskFlashSet {
+        single_device: Some(SingleDevice::Refuse),
+        ..DiskFlashSet::default()
+    };
+    stage.set_flash("a", &both).unwrap();
+    let refused = service.remove_cache_device(&fast, 1).unwrap_err();
+    assert!(
+        refused.to_string().contains("writes back to both"),
+        "{refused}"
+    );
+    assert_eq!(writes_back(&stage, "a"), 2);
+    stage.set_flash("a", &single).unwrap();
+    service.remove_cache_device(&fast, 1).unwrap();
+    assert_eq!(cache_devices(&stage, "fast"), [(0, third.path.clone(), 0)]);
+    assert_eq!(writes_back(&stage, "a"), 1);
+    stage.detach("a");
+    // What was taken away is free.
+    assert_eq!(stage.cache("other", &["f0", "f1"]).len(), 2);
+    assert_eq!(paths.len(), 1);
 }
 
 #[test]
