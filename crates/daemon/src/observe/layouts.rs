@@ -232,13 +232,15 @@ fn hit_note(report: &CacheReport, all: u64, parts: &[Part]) -> String {
 
 /// Where the writes are that the disk does not have durably.
 fn dirty_note(report: &CacheReport) -> String {
-    let dirty = (report.dirty * PAGE) >> 20;
+    let bytes = report.dirty * PAGE;
+    let dirty = match bytes >> 20 {
+        0 => format!("{} KiB", bytes >> 10),
+        mib => format!("{mib} MiB"),
+    };
     match report.keeps_dirty {
-        true => format!("up to {dirty} MiB of its writes are only on flash"),
+        true => format!("up to {dirty} of its writes are only on flash"),
         // The disk has had each write before it was answered.
-        false => {
-            format!("up to {dirty} MiB of its writes are on the datastore, but not flushed there")
-        }
+        false => format!("up to {dirty} of its writes are on the datastore, but not flushed there"),
     }
 }
 
@@ -365,6 +367,9 @@ mod tests {
         report.hits = 0;
         let notes = cache_notes(&report, &[]);
         assert_eq!(notes.len(), 1, "{notes:?}");
+        report.dirty = 3;
+        let small = "up to 192 KiB of its writes are only on flash";
+        assert_eq!(note(&report), small);
         report.corrupt_blocks = 3;
         let notes = cache_notes(&report, &[]);
         assert!(notes[1].contains("3 blocks of 4 KiB"), "{notes:?}");
