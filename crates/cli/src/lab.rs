@@ -97,7 +97,8 @@ pub(crate) struct Show {
 
 /// Run an experiment, judge it, and write a report
 ///
-/// The experiment is run once for each setting that its checks compare: with I/O control, without it, with a disk alone.
+/// The experiment is run once for each setting that its checks compare: with I/O control, without it, with a disk alone, with
+/// and without a flash cache.
 /// Each run is stored when it has ended. After an interruption (Ctrl-C), the same command with the same --out resumes.
 ///
 /// A contest has blocks. In each block every contestant has one trial. At less than half its length a contest has fewer
@@ -110,6 +111,7 @@ Examples:
   tidegate lab run sioc-3 --scale 0.1
   tidegate lab run sioc-3 --on sim
   tidegate lab run sioc-1 --on engine,sim --repeat 5 --out results/sioc-1
+  tidegate lab run flash-cache --on engine --scale 0.25
   tidegate lab run ./my-scenario.toml --on sim -o json | jq '.checks[] | select(.verdict == \"fail\")'")]
 pub(crate) struct Run {
     /// The experiment's name, or a scenario file

@@ -13,6 +13,8 @@ use tempfile::TempDir;
 
 #[path = "lab/ab_tests.rs"]
 mod ab_tests;
+#[path = "lab/flash_caches.rs"]
+mod flash_caches;
 
 /// Two disks that ask for more than the array has, one with twice the shares.
 const SMALL: &str = r#"

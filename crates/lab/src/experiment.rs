@@ -38,6 +38,8 @@ use tidegate_core::units::Time;
 use tidegate_sim::scenario::Coordination;
 use tidegate_sim::{Policy, Scenario, Variant, judge};
 
+use crate::play;
+
 /// The files of `scenarios/`.
 const FILES: &[&str] = include!(concat!(env!("OUT_DIR"), "/scenarios.rs"));
 
@@ -230,6 +232,15 @@ impl From<AbTest> for Entry {
     }
 }
 
+/// Why a way of playing a scenario cannot be played on real daemons, where it cannot.
+pub(crate) fn not_on_daemons(scenario: &Scenario, way: &Variant) -> Option<&'static str> {
+    if way.policy == Policy::Parda {
+        return Some("PARDA is the simulator's alone");
+    }
+    let policy = scenario.cache(way).and_then(|cache| cache.policy);
+    policy.map(|_| "daemons choose the policy of a cache by themselves")
+}
+
 /// A scenario with the text that it was read from.
 #[derive(Clone, Debug)]
 pub struct Experiment {
@@ -286,15 +297,15 @@ impl Experiment {
     #[must_use]
     pub fn ways_on(&self, on: On) -> Vec<Variant> {
         let ways = self.ways().into_iter();
-        ways.filter(|way| on == On::Sim || way.policy != Policy::Parda)
+        ways.filter(|way| on == On::Sim || not_on_daemons(&self.scenario, way).is_none())
             .collect()
     }
 
     /// Why it cannot be played on real daemons, where it cannot.
     #[must_use]
     pub fn only_simulated(&self) -> Option<&'static str> {
-        if !self.scenario.configurations.is_empty() {
-            return Some("it compares arrays and caches, which only the simulator can");
+        if play::frees_flash(&self.scenario) {
+            return Some("its disks have the flash in turn, which only the simulator can play");
         }
         (!self.scenario.faults.is_empty())
             .then_some("it has faults, which only the simulator can play")

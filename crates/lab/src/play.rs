@@ -24,15 +24,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use tidegate_core::units::{Span, Time};
-use tidegate_sim::results::{BIN, DatastoreBin, HostBin, Recorder, Seen};
+use tidegate_sim::results::{BIN, CacheDid, DatastoreBin, HostBin, Recorder, Seen};
 use tidegate_sim::scenario::{Kind, Measure, MemberChange, Phase};
 use tidegate_sim::{Policy, Run, Scenario, Variant, judge};
 
 use crate::array::Did;
+use crate::experiment::not_on_daemons;
+use caches::Caches;
+pub(crate) use caches::frees_flash;
 use hosts::{Extras, Hosts};
 use player::{Played, Player};
 
 pub(crate) mod arrays;
+mod caches;
 pub(crate) mod hosts;
 mod player;
 pub mod watch;
@@ -77,8 +81,8 @@ pub fn play(
     }
     let mut variants = Vec::new();
     for variant in judge::needed(scenario) {
-        if variant.policy == Policy::Parda {
-            say("left out: PARDA is the simulator's alone");
+        if let Some(why) = not_on_daemons(scenario, &variant) {
+            say(&format!("left out: {why}"));
             continue;
         }
         variants.push(variant);
@@ -161,14 +165,23 @@ pub fn perform(
     heed: &mut dyn FnMut() -> Result<()>,
 ) -> Result<Performance> {
     let threshold = variant.threshold.unwrap_or(scenario.datastore.threshold);
-    let hosts = Hosts::new(
-        program,
-        scenario,
-        variant.policy,
-        threshold,
-        seed,
-        Extras::default(),
-    )?;
+    let own;
+    let scenario = match scenario.configurations.is_empty() {
+        true => scenario,
+        false => {
+            let mut with_array = scenario.clone();
+            with_array.datastore.array = scenario.array(variant).clone();
+            own = with_array;
+            &own
+        }
+    };
+    let cache = scenario.cache(variant);
+    let extras = Extras {
+        config: &caches::config(cache),
+        ..Extras::default()
+    };
+    let hosts = Hosts::new(program, scenario, variant.policy, threshold, seed, extras)?;
+    let mut caches = Caches::new(&hosts, scenario, cache)?;
     let begun = Instant::now();
     let mut cast = Cast {
         scenario,
@@ -179,7 +192,12 @@ pub fn perform(
     cast.enter(&hosts, Time::ZERO)?;
     // The guests' clock began before the first bin by what connecting took: the plan is shifted by as much.
     let shift = since(begun);
-    let (bins, rebuilds) = conduct(&hosts, &mut cast, variant, shift, heed)?;
+    let _before = caches.did(&hosts)?;
+    let stage = Stage {
+        hosts: &hosts,
+        caches: &mut caches,
+    };
+    let (bins, rebuilds) = conduct(stage, &mut cast, variant, shift, heed)?;
     let players = cast.players.into_iter();
     let played = players.map(|player| player.map_or(Ok(Played::default()), Player::over));
     let played = played.collect::<Result<Vec<Played>>>()?;
@@ -256,6 +274,12 @@ impl Cast<'_> {
     }
 }
 
+/// The daemons, and their caches.
+struct Stage<'a> {
+    hosts: &'a Hosts,
+    caches: &'a mut Caches,
+}
+
 /// How array and hosts stood at the end of a bin.
 struct Bin {
     ends: Time,
@@ -263,6 +287,8 @@ struct Bin {
     late_ns: u64,
     latest_ns: u64,
     hosts: Vec<HostBin>,
+    /// What the caches of disks did, since they were looked at before.
+    caches: Vec<(usize, CacheDid)>,
 }
 
 /// How many bins there are between two looks at how hosts stand.
@@ -270,7 +296,7 @@ const LOOK: usize = 10;
 
 /// Lets the phases happen, and looks at everything once a bin.
 fn conduct(
-    hosts: &Hosts,
+    Stage { hosts, caches }: Stage<'_>,
     cast: &mut Cast<'_>,
     variant: &Variant,
     shift: Span,
@@ -318,6 +344,11 @@ fn conduct(
                 let hosts = (0..scenario.hosts.len()).map(|host| hosts.standing(host));
                 standing = hosts.collect::<Result<_>>()?;
             }
+            // The last bin of a phase counts what is left of it.
+            let cached = match bins.len() % LOOK == LOOK - 1 || at >= phase.ends {
+                true => caches.did(hosts)?,
+                false => Vec::new(),
+            };
             bins.push(Bin {
                 ends,
                 array: DatastoreBin {
@@ -329,6 +360,7 @@ fn conduct(
                 late_ns: did.late_ns,
                 latest_ns: did.latest_ns,
                 hosts: standing.clone(),
+                caches: cached,
             });
         }
     }
@@ -392,6 +424,9 @@ fn record(recorder: &mut Recorder, played: Vec<Played>, bins: &[Bin], shift: Spa
         }
         while let Some((_, disk, took)) = orders.next_if(|(at, ..)| *at < bin.ends) {
             recorder.ordered(disk, took);
+        }
+        for (disk, did) in &bin.caches {
+            recorder.cached(*disk, *did);
         }
         recorder.bin(bin.array, &bin.hosts);
     }

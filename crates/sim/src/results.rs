@@ -276,6 +276,17 @@ pub struct Seen {
     pub ended: Time,
 }
 
+/// What the cache of a disk did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheDid {
+    /// Hits.
+    pub hits: u64,
+    /// Misses.
+    pub misses: u64,
+    /// Bytes written to flash, on one of the devices.
+    pub flash_bytes: u64,
+}
+
 impl Recorder {
     /// Empty results. `kind` is the datastore's configured kind, which the cost model uses.
     pub fn new(scenario: &Scenario, kind: Kind) -> Recorder {
@@ -315,6 +326,15 @@ impl Recorder {
     /// Records a completed order of a shop.
     pub fn ordered(&mut self, disk: usize, took: Span) {
         self.results.ordered(disk, took);
+    }
+
+    /// Records what the cache of a disk did: hits and misses, and bytes written to flash on one of the devices.
+    pub fn cached(&mut self, disk: usize, did: CacheDid) {
+        if let Some(bin) = self.results.disks[disk].bins.last_mut() {
+            bin.hits += did.hits;
+            bin.misses += did.misses;
+            bin.flash_bytes += did.flash_bytes;
+        }
     }
 
     /// Ends a bin, with the state of the array and of each host.

@@ -38,11 +38,11 @@ pub(crate) struct Hosts {
 
 /// What the demonstration has and a scenario does not need.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Extras {
+pub(crate) struct Extras<'a> {
     /// How the scratch directory's name begins.
-    pub(crate) prefix: &'static str,
+    pub(crate) prefix: &'a str,
     /// More lines of each host's configuration.
-    pub(crate) config: &'static str,
+    pub(crate) config: &'a str,
     /// Whether a terminal's signals must not reach the daemons.
     pub(crate) own_group: bool,
     /// Whether all hosts have their disks' descriptors in one directory, as those of a datastore of kind `dir` do: an order
@@ -58,7 +58,7 @@ impl Hosts {
         policy: Policy,
         threshold: Threshold,
         seed: u64,
-        extras: Extras,
+        extras: Extras<'_>,
     ) -> Result<Hosts> {
         let scratch = tempfile::Builder::new().prefix(extras.prefix).tempdir();
         let scratch = scratch.context("cannot make a temporary directory")?;
@@ -197,6 +197,11 @@ impl Hosts {
         Ok(())
     }
 
+    /// Runs a command of a host.
+    pub(super) fn order(&self, host: usize, words: &[&str]) -> Result<String> {
+        self.hosts[host].run(words)
+    }
+
     /// Attaches the disks of a host that was not there from the beginning: from now on the others see it.
     pub(super) fn join(&self, host: usize, scenario: &Scenario) -> Result<()> {
         let disks = scenario.disks.iter();
@@ -318,10 +323,6 @@ impl Hosts {
     pub(crate) fn control(&self, host: usize) -> Result<Value> {
         let mut shown = self.hosts[host].get(&format!("/v1/datastores/{SHARED}"))?;
         Ok(shown["control"].take())
-    }
-
-    fn order(&self, host: usize, words: &[&str]) -> Result<String> {
-        self.hosts[host].run(words)
     }
 }
 

@@ -12,7 +12,7 @@ use tidegate_sim::{Policy, Variant, judge};
 
 use super::{Check, Loaded};
 use crate::experiment::summary::{CheckSummary, check, unit};
-use crate::experiment::{On, way_words};
+use crate::experiment::{On, not_on_daemons, way_words};
 
 /// The scenario's checks in one place, and the guarantees of every run.
 pub(super) fn of(loaded: &Loaded, on: On) -> Vec<Check> {
@@ -60,16 +60,15 @@ fn unjudged(loaded: &Loaded, on: On, expect: &Expect) -> Option<String> {
             | Measure::ArrayShare
             | Measure::Background
             | Measure::RebuildRate
-            | Measure::HitRatio
-            | Measure::HitRatioPassed
-            | Measure::FlashWrites
     );
     if on == On::Engine && simulated {
         return Some("only the simulator sees this".to_owned());
     }
     for way in ways(expect) {
-        if on == On::Engine && way.policy == Policy::Parda {
-            return Some("PARDA is the simulator's alone".to_owned());
+        if on == On::Engine
+            && let Some(why) = not_on_daemons(scenario, way)
+        {
+            return Some(why.to_owned());
         }
         let there = loaded.runs.get(&on).and_then(|ways| ways.get(way));
         if there.is_none_or(BTreeMap::is_empty) {

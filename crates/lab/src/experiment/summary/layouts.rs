@@ -60,7 +60,9 @@ mod tests {
     #[test]
     fn an_experiment_says_which_disks_are_cached_and_what_they_use() {
         let summary = entry("flash-cache-scan", 100).summary();
-        assert!(summary.only_simulated.is_some());
+        let why = summary.only_simulated.expect("daemons do not play it");
+        assert!(why.contains("in turn"), "{why}");
+        assert_eq!(entry("flash-cache", 100).summary().only_simulated, None);
         assert_eq!(summary.ways, ["with a cache", "with no cache"]);
         let SetUp::Scenario(set_up) = &summary.set_up else {
             panic!("it is a scenario");
