@@ -111,7 +111,7 @@ Examples:
   tidegate lab run sioc-3 --scale 0.1
   tidegate lab run sioc-3 --on sim
   tidegate lab run sioc-1 --on engine,sim --repeat 5 --out results/sioc-1
-  tidegate lab run flash-cache --on engine --scale 0.25
+  tidegate lab run engine-flash-cache --scale 0.4
   tidegate lab run ./my-scenario.toml --on sim -o json | jq '.checks[] | select(.verdict == \"fail\")'")]
 pub(crate) struct Run {
     /// The experiment's name, or a scenario file

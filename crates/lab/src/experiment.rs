@@ -36,7 +36,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use tidegate_core::units::Time;
 use tidegate_sim::scenario::Coordination;
-use tidegate_sim::{Policy, Scenario, Variant, judge};
+use tidegate_sim::{Scenario, Variant, judge};
 
 use crate::play;
 
@@ -232,15 +232,6 @@ impl From<AbTest> for Entry {
     }
 }
 
-/// Why a way of playing a scenario cannot be played on real daemons, where it cannot.
-pub(crate) fn not_on_daemons(scenario: &Scenario, way: &Variant) -> Option<&'static str> {
-    if way.policy == Policy::Parda {
-        return Some("PARDA is the simulator's alone");
-    }
-    let policy = scenario.cache(way).and_then(|cache| cache.policy);
-    policy.map(|_| "daemons choose the policy of a cache by themselves")
-}
-
 /// A scenario with the text that it was read from.
 #[derive(Clone, Debug)]
 pub struct Experiment {
@@ -297,7 +288,7 @@ impl Experiment {
     #[must_use]
     pub fn ways_on(&self, on: On) -> Vec<Variant> {
         let ways = self.ways().into_iter();
-        ways.filter(|way| on == On::Sim || not_on_daemons(&self.scenario, way).is_none())
+        ways.filter(|way| on == On::Sim || play::not_on_daemons(&self.scenario, way).is_none())
             .collect()
     }
 

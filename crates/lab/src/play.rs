@@ -29,7 +29,6 @@ use tidegate_sim::scenario::{Kind, Measure, MemberChange, Phase};
 use tidegate_sim::{Policy, Run, Scenario, Variant, judge};
 
 use crate::array::Did;
-use crate::experiment::not_on_daemons;
 use caches::Caches;
 pub(crate) use caches::frees_flash;
 use hosts::{Extras, Hosts};
@@ -104,6 +103,15 @@ pub fn play(
         });
         ended.collect()
     })
+}
+
+/// Why a way of playing a scenario cannot be played on real daemons, where it cannot.
+pub(crate) fn not_on_daemons(scenario: &Scenario, way: &Variant) -> Option<&'static str> {
+    if way.policy == Policy::Parda {
+        return Some("PARDA is the simulator's alone");
+    }
+    let policy = scenario.cache(way).and_then(|cache| cache.policy);
+    policy.map(|_| "daemons choose the policy of a cache by themselves")
 }
 
 /// The verdict on what was played, by windows of real time ([`judge::by_window`]), and whether all holds.

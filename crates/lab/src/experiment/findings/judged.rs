@@ -12,7 +12,8 @@ use tidegate_sim::{Policy, Variant, judge};
 
 use super::{Check, Loaded};
 use crate::experiment::summary::{CheckSummary, check, unit};
-use crate::experiment::{On, not_on_daemons, way_words};
+use crate::experiment::{On, way_words};
+use crate::play;
 
 /// The scenario's checks in one place, and the guarantees of every run.
 pub(super) fn of(loaded: &Loaded, on: On) -> Vec<Check> {
@@ -66,7 +67,7 @@ fn unjudged(loaded: &Loaded, on: On, expect: &Expect) -> Option<String> {
     }
     for way in ways(expect) {
         if on == On::Engine
-            && let Some(why) = not_on_daemons(scenario, way)
+            && let Some(why) = play::not_on_daemons(scenario, way)
         {
             return Some(why.to_owned());
         }
