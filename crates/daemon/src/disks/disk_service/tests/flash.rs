@@ -454,6 +454,31 @@ fn a_cache_of_one_device_gets_a_second_one_or_another_one_while_a_disk_uses_it()
     assert_eq!(paths.len(), 1);
 }
 
+/// As a kill after the record names the new device, and before any disk does without the old one.
+#[test]
+fn a_kill_after_the_record_names_a_new_device_leaves_the_other_one_with_everything() {
+    let mut stage = stage();
+    stage.cache("fast", &["f0", "f1"]);
+    stage.disk("a");
+    stage.attach("a", Outside::Agreed).unwrap();
+    stage.give("a", Some("fast"), FlashMode::WriteBack).unwrap();
+    let (fast, order) = (name("fast"), device(&stage, "f2"));
+    let caches = &stage.disk_service.caches;
+    let record = caches.record(&fast).unwrap();
+    let new = caches.new_device(&record, 1, &order, |_| Ok(())).unwrap();
+    let parts = record.parts.iter().map(|part| part.uuid).collect();
+    let exchanged = caches.exchange(&fast, 1, Some(&new), &parts, &parts, || Ok(()));
+    drop((exchanged.unwrap(), new));
+    stage.detach_keeping_dirty("a");
+    let service = Arc::get_mut(&mut stage.disk_service).unwrap();
+    service.caches = Caches::new(&service.root.state());
+    let flash = stage.attach("a", Outside::Agreed).unwrap().flash.unwrap();
+    assert!(flash.problem.is_none() && flash.has_dirty, "{flash:?}");
+    assert_eq!(writes_back(&stage, "a"), 2);
+    assert_eq!(cache_devices(&stage, "fast")[1], (1, order.path, 0));
+    stage.detach("a");
+}
+
 #[test]
 fn a_cache_is_divided_anew_in_steps_while_disks_use_it() {
     let stage = stage();
