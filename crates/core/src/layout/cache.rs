@@ -952,7 +952,7 @@ impl Layout for Cache {
         }
         match tag & KIND {
             OPEN_HEADER => self.header_read(cx, device, number, outcome),
-            OPEN_JOURNAL => self.journal_read(cx, number, outcome),
+            OPEN_JOURNAL => self.journal_read(cx, device, number, outcome),
             SYNC_HEADER => self.voided(cx, number, outcome),
             // It is not used any more, whether that is on it or not.
             MARK => {}

@@ -2,7 +2,8 @@
 //!
 //! The newest header says which devices have everything and for which use of the disk the cache is valid. The journal is
 //! read from the header's tail to its end, in both copies, and gives the map. Its last block may be on one device only: it
-//! is written to all of them again before anything else.
+//! is written to all of them again before anything else. A device that could not read what follows may have one more, of which
+//! nobody knows: it is made blank there, because that block would count at the next start.
 //!
 //! # Always true
 //! - nothing is served from a cache that is not the disk's, or of an earlier use of the disk
@@ -49,7 +50,7 @@ struct Found {
 enum Step {
     Headers,
     Journal(Box<Replay>),
-    /// The last block of the journal goes to all devices.
+    /// The last block of the journal goes to all devices, and what nobody knows behind it is made blank.
     Mending,
     Heading,
     /// What was given up becomes durable.
@@ -66,10 +67,10 @@ struct Replay {
     ahead: u64,
     /// Blocks that were read out of order, from any device.
     read: BTreeMap<u64, Option<Box<Journalled>>>,
-    /// How many devices have yet to answer, by block, and whether all that did have failed.
-    waits: BTreeMap<u64, (u32, bool)>,
-    /// Blocks that no device could read: they are not missing.
-    unreadable: BTreeSet<u64>,
+    /// How many devices have yet to answer, by block, and which have failed, one bit each.
+    waits: BTreeMap<u64, (u32, u32)>,
+    /// Blocks that nobody has, and the devices that could not read them, one bit each. If none could, they are not missing.
+    unreadable: BTreeMap<u64, u32>,
     /// The last block, and its bytes.
     last: Option<(Box<Journalled>, Box<[u8; BLOCK]>)>,
     raw: BTreeMap<u64, Box<[u8; BLOCK]>>,
@@ -325,7 +326,7 @@ impl Cache {
             ahead: next,
             read: BTreeMap::new(),
             waits: BTreeMap::new(),
-            unreadable: BTreeSet::new(),
+            unreadable: BTreeMap::new(),
             last: None,
             raw: BTreeMap::new(),
             end: None,
@@ -345,9 +346,7 @@ impl Cache {
         // What follows the end is looked at as well: there is nothing behind it, unless blocks have decayed.
         let enough = replay.end.unwrap_or(replay.next) + WINDOW.min(ring);
         while replay.ahead < enough {
-            replay
-                .waits
-                .insert(replay.ahead, (in_sync.count_ones(), true));
+            replay.waits.insert(replay.ahead, (in_sync.count_ones(), 0));
             reads.push(replay.ahead);
             replay.ahead += 1;
         }
@@ -365,6 +364,7 @@ impl Cache {
     pub(super) fn journal_read(
         &mut self,
         cx: &mut LayoutCx<'_>,
+        device: Target,
         number: u32,
         outcome: BlockOutcome,
     ) {
@@ -388,10 +388,10 @@ impl Cache {
         let waits = replay.waits.get_mut(&sequence);
         let (waits, failed) = waits.expect("a block is read once on each device");
         *waits -= 1;
-        *failed &= is_failed;
+        *failed |= u32::from(is_failed) << device.0;
         if *waits == 0 {
-            if *failed {
-                replay.unreadable.insert(sequence);
+            if *failed != 0 {
+                replay.unreadable.insert(sequence, *failed);
             }
             replay.waits.remove(&sequence);
             replay.read.entry(sequence).or_insert(None);
@@ -416,6 +416,7 @@ impl Cache {
                 // One block is written at a time: there is none behind the last one.
                 Some(_) if replay.end.is_some() => replay.is_damaged = true,
                 Some(block) => {
+                    replay.unreadable.remove(&replay.next);
                     for record in &block.records {
                         let slot = |number| replay.by_number.slot(number);
                         match self.map.replay(record, slot) {
@@ -447,13 +448,9 @@ impl Cache {
         };
         let mut generation = replay.header.generation;
         let end = replay.end.unwrap_or(replay.next);
-        if replay.unreadable.contains(&end) {
-            // It may have been the last one.
-            let device = target_of(self.in_sync);
-            return match self.setup.has_dirty {
-                true => self.opened(cx, Err(Refusal::Failed(device, Fault::Io))),
-                false => self.format(cx, self.in_sync, generation),
-            };
+        let unread = replay.unreadable.get(&end).copied().unwrap_or(0);
+        if self.in_sync & !unread == 0 {
+            return self.end_unknown(cx, generation);
         }
         if replay.is_damaged || !replay.elsewhere.is_empty() {
             let device = target_of(self.in_sync);
@@ -469,6 +466,9 @@ impl Cache {
             if !self.believe(cx, named.in_sync() << 1, generation) {
                 return;
             }
+            if self.in_sync & !unread == 0 {
+                return self.end_unknown(cx, generation);
+            }
         }
         self.map.relink();
         let epoch = replay.header.epoch;
@@ -481,14 +481,45 @@ impl Cache {
         // Until it is durable, the ring is as long as it was.
         self.journal.tail = replay.header.tail;
         self.adopt(cx);
-        let Some((last, block)) = replay.last else {
+        self.mend(cx, replay.last, end, unread & self.in_sync);
+    }
+
+    /// No device that counts could read the end of the journal: it may have been the last block.
+    fn end_unknown(&mut self, cx: &mut LayoutCx<'_>, generation: u64) {
+        let device = target_of(self.in_sync);
+        match self.setup.has_dirty {
+            true => self.opened(cx, Err(Refusal::Failed(device, Fault::Io))),
+            false => self.format(cx, self.in_sync, generation),
+        }
+    }
+
+    /// Writes the last block of the journal to all devices, and makes its end blank on those that could not read it.
+    fn mend(
+        &mut self,
+        cx: &mut LayoutCx<'_>,
+        last: Option<(Box<Journalled>, Box<[u8; BLOCK]>)>,
+        end: u64,
+        unread: u32,
+    ) {
+        // In a ring that is full the first block is there.
+        let has_room = end - self.journal.tail < self.area.ring();
+        let blank = if has_room { unread } else { 0 };
+        let whole = if last.is_some() { self.in_sync } else { 0 };
+        let left = whole.count_ones() + blank.count_ones();
+        if left == 0 {
             return self.must_head(cx);
-        };
-        let (at, in_sync) = (self.area.journal_at(last.sequence), self.in_sync);
+        }
         let opening = self.opening();
-        (opening.step, opening.left) = (Step::Mending, in_sync.count_ones());
-        for device in each(in_sync) {
-            cx.write_block(tag(JOURNAL, 0, device), device, at, block.clone());
+        (opening.step, opening.left) = (Step::Mending, left);
+        if let Some((last, block)) = last {
+            let at = self.area.journal_at(last.sequence);
+            for device in each(whole) {
+                cx.write_block(tag(JOURNAL, 0, device), device, at, block.clone());
+            }
+        }
+        let at = self.area.journal_at(end);
+        for device in each(blank) {
+            cx.write_block(tag(JOURNAL, 0, device), device, at, Box::new([0; BLOCK]));
         }
     }
 
@@ -526,10 +557,13 @@ impl Cache {
         }
     }
 
-    /// A device has the last block of the journal.
+    /// A device has the last block of the journal, or is blank behind it.
     pub(super) fn mended(&mut self, cx: &mut LayoutCx<'_>, device: Target, outcome: Outcome) {
-        if let Err(fault) = outcome {
-            self.in_sync &= !(1 << device.0);
+        let bit = 1 << device.0;
+        if let Err(fault) = outcome
+            && self.in_sync & bit != 0
+        {
+            self.in_sync &= !bit;
             cx.notice(LayoutNotice::Dropped {
                 member: device,
                 cause: DropCause::Failed(fault),
