@@ -173,3 +173,25 @@ fn what_becomes_clean_while_zeroes_wait_for_the_journal_is_given_up_as_well() {
     world.read(4096, 4096);
     assert_eq!(world.reads, [1, 0], "the disk has what is newest");
 }
+
+#[test]
+fn chunks_are_given_back_while_a_guest_reads_what_is_in_them_all_the_time() {
+    let mut world = World::of_mode(16, Some(Params::LRU), CacheMode::WriteBack);
+    (0..200).for_each(|page| world.write(page * PAGE, 4096));
+    order(&mut world, LayoutOrder::CleanCache);
+    world.pass(Span::from_secs(2));
+    assert_eq!(world.cache().dirty, 0);
+    // Of each page one read at least is always under way.
+    world.keeps = Keeps::FlashReads;
+    let read_all = |world: &mut World| (0..200).for_each(|page| world.read(page * PAGE, 4096));
+    read_all(&mut world);
+    assert!(world.kept.len() > 190, "{}", world.kept.len());
+    order(&mut world, LayoutOrder::ShrinkCache { count: 4 });
+    for _ in 0..20 {
+        let before = std::mem::take(&mut world.kept);
+        read_all(&mut world);
+        before.into_iter().for_each(|event| world.handle(event));
+        world.pass(Span::from_millis(100));
+    }
+    assert_eq!(world.shrunk, 4);
+}

@@ -42,6 +42,8 @@ pub(crate) struct World {
     pub(crate) corrupt: u32,
     /// How often the state of the policy was to be stored.
     pub(crate) due: u32,
+    /// Chunks that the cache has given back.
+    pub(crate) shrunk: u32,
     /// Whether requests may fail.
     pub(crate) may_fail: bool,
     /// The operation that was begun last.
@@ -125,6 +127,7 @@ impl World {
             answers: Vec::new(),
             corrupt: 0,
             due: 0,
+            shrunk: 0,
             may_fail: false,
             last: None,
         };
@@ -221,6 +224,9 @@ impl World {
             Effect::LayoutNotice { notice, .. } => {
                 self.corrupt += u32::from(matches!(*notice, LayoutNotice::CacheCorrupt { .. }));
                 self.due += u32::from(*notice == LayoutNotice::CacheStateDue);
+                if let LayoutNotice::CacheShrunk { chunks } = *notice {
+                    self.shrunk += chunks;
+                }
                 return None;
             }
             Effect::Held { .. } => {

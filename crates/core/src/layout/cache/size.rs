@@ -108,7 +108,8 @@ impl Cache {
         cx.notice(LayoutNotice::CacheShrunk { chunks });
     }
 
-    /// The page of a slot leaves the cache, once nothing uses it and the disk has it.
+    /// The page of a slot leaves the cache, once the disk has it. What uses it now does so to its end, and nothing else does: a guest
+    /// that reads it all the time does not keep it.
     fn let_go(&mut self, cx: &mut LayoutCx<'_>, slot: u32) {
         let page = self.map.page(slot);
         let Some(slot) = self.map.find(page) else {
@@ -117,7 +118,7 @@ impl Cache {
         let (valid, dirty) = self.map.masks(slot);
         if dirty != 0 {
             self.cleaner.want(page);
-        } else if !self.map.slot(slot).is_pinned() && valid != 0 {
+        } else if valid != 0 {
             self.drop_blocks(cx, page, valid);
         }
     }
