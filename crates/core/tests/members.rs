@@ -3,6 +3,7 @@
 use tidegate_core::effect::ControlId;
 use tidegate_core::iocontrol::{Hold, Limit, Policy};
 use tidegate_core::layout::cache::area::Area;
+use tidegate_core::layout::cache::policy::Params;
 use tidegate_core::layout::cache::{CacheMode, CacheSetup};
 use tidegate_core::layout::{CacheChange, LayoutSpec, Refusal, Target};
 use tidegate_core::request::{Fault, Op};
@@ -47,14 +48,9 @@ fn a_sub_io_waits_at_the_scheduler_of_its_own_target() {
     assert_eq!((world.answered().len(), world.held()), (4, 0));
 }
 
-#[test]
-fn a_disk_goes_on_as_it_was_if_its_cache_does_not_change_or_is_refused() {
-    let mut world = World::new(STRIPE, &[A, B], policy(1_000));
-    world.change_cache(CacheChange::Keep);
-    world.submit(0, Op::Read, CHUNK, 4096);
-    assert_eq!(world.started(), [(1, 1)]);
-    world.finish_all();
-    let cache = Box::new(CacheSetup {
+/// A cache whose only device is away.
+fn cache_setup() -> CacheSetup {
+    CacheSetup {
         cache: [9; 16],
         disk: [7; 16],
         size: 64 << 20,
@@ -66,7 +62,17 @@ fn a_disk_goes_on_as_it_was_if_its_cache_does_not_change_or_is_refused() {
         without: 0b1,
         policy: None,
         policy_state: Vec::new(),
-    });
+    }
+}
+
+#[test]
+fn a_disk_goes_on_as_it_was_if_its_cache_does_not_change_or_is_refused() {
+    let mut world = World::new(STRIPE, &[A, B], policy(1_000));
+    world.change_cache(CacheChange::Keep);
+    world.submit(0, Op::Read, CHUNK, 4096);
+    assert_eq!(world.started(), [(1, 1)]);
+    world.finish_all();
+    let cache = Box::new(cache_setup());
     let timeout = Span::from_millis(1_000);
     world.change_cache(CacheChange::Add { cache, timeout });
     assert!(matches!(world.opened, Err(Refusal::Missing(Target(_)))));
@@ -76,6 +82,33 @@ fn a_disk_goes_on_as_it_was_if_its_cache_does_not_change_or_is_refused() {
     assert_eq!(world.started(), [(0, 1)]);
     world.finish_all();
     assert_eq!(world.answered().len(), 2);
+    world.detach();
+}
+
+#[test]
+fn a_hit_that_a_limit_delays_goes_to_flash_as_it_is() {
+    let mut world = World::new(STRIPE, &[A, B], limited(10));
+    let cache = Box::new(CacheSetup {
+        without: 0,
+        policy: Some(Params::LRU),
+        ..cache_setup()
+    });
+    let timeout = Span::from_millis(1_000);
+    world.change_cache(CacheChange::Add { cache, timeout });
+    world.submit(0, Op::Read, 0, 4096);
+    world.finish_all();
+    world.pass_ms(1_000);
+    assert_eq!(world.answered().len(), 1);
+    world.sums = 0;
+    (1..4).for_each(|token| world.submit(token, Op::Read, 0, 4096));
+    assert_eq!((world.started(), world.held()), (vec![(2, 1)], 2));
+    for _ in 0..2 {
+        world.finish_all();
+        world.pass_ms(100);
+        assert_eq!(world.started(), [(2, 1)]);
+    }
+    world.finish_all();
+    assert_eq!((world.answered().len(), world.sums), (3, 0));
     world.detach();
 }
 

@@ -255,6 +255,9 @@ impl Stack {
         {
             let io = cx.ios.inside_mut(id);
             io.parked = None;
+            if io.op == Op::Read && cx.exit.hit(&mut self.inside, io) {
+                continue;
+            }
             let offset = io.offset;
             let root = self.inside.root();
             cx.map(&mut self.inside, id, root, offset);

@@ -33,6 +33,8 @@ pub(crate) struct World {
     /// Those that began since they were last asked for, by target.
     begun: BTreeMap<u8, usize>,
     answers: Vec<(u64, Outcome)>,
+    /// Checksums that the layouts have asked for.
+    pub(crate) sums: u64,
     detached: Option<Option<Box<Spent>>>,
     blocks: BTreeMap<(Target, u64), Box<[u8; BLOCK]>>,
     /// How its layouts opened.
@@ -79,6 +81,7 @@ impl World {
             flying: VecDeque::new(),
             begun: BTreeMap::new(),
             answers: Vec::new(),
+            sums: 0,
             detached: None,
             blocks: BTreeMap::new(),
             opened: Ok(()),
@@ -127,14 +130,19 @@ impl World {
 
     /// Handles an event, and all that follows without the guest or the datastores.
     pub(crate) fn handle(&mut self, event: Event) {
-        let mut events = VecDeque::from([event]);
         let mut out = Vec::new();
-        while let Some(event) = events.pop_front() {
-            self.shard.handle(self.now, event, &mut out);
-            for effect in out.drain(..) {
-                events.extend(self.carry_out(effect));
-            }
+        self.shard.handle(self.now, event, &mut out);
+        self.carry_out_all(out);
+    }
+
+    fn carry_out_all(&mut self, mut out: Vec<Effect>) {
+        while !out.is_empty() {
             assert_eq!(self.shard.strays(), 0);
+            for effect in std::mem::take(&mut out) {
+                if let Some(event) = self.carry_out(effect) {
+                    self.shard.handle(self.now, event, &mut out);
+                }
+            }
         }
     }
 
@@ -166,7 +174,10 @@ impl World {
                 self.blocks.insert((target, offset), block);
                 done(disk, io, Ok(None))
             }
-            Effect::Sum { disk, io, .. } => Some(Event::Summed { disk, io, sum: 0 }),
+            Effect::Sum { disk, io, .. } => {
+                self.sums += 1;
+                Some(Event::Summed { disk, io, sum: 0 })
+            }
             Effect::Answer { token, outcome, .. } => {
                 self.answers.push((token.0, outcome));
                 None
@@ -208,11 +219,10 @@ impl World {
 
     fn finish(&mut self, place: usize) {
         let (_, io) = self.flying.remove(place).expect("it is in flight");
-        self.handle(Event::Finished {
-            disk: DISK,
-            io,
-            outcome: Ok(()),
-        });
+        self.shard.ended(self.now, DISK, io, Ok(()), |_, _| 0);
+        let mut out = Vec::new();
+        self.shard.flow(self.now, &mut out);
+        self.carry_out_all(out);
     }
 
     /// The oldest I/O of this target ends.
