@@ -195,3 +195,24 @@ fn chunks_are_given_back_while_a_guest_reads_what_is_in_them_all_the_time() {
     }
     assert_eq!(world.shrunk, 4);
 }
+
+#[test]
+fn chunks_are_given_back_while_a_guest_writes_what_is_in_them_all_the_time() {
+    let mut world = World::of_mode(16, Some(Params::LRU), CacheMode::WriteBack);
+    (0..200).for_each(|page| world.write(page * PAGE, 4096));
+    // There is room for what leaves.
+    (0..100).for_each(|page| world.request(Op::Discard, page * PAGE, PAGE));
+    world.pass(Span::from_secs(1));
+    let write_all = |world: &mut World| (170..200).for_each(|page| world.write(page * PAGE, 4096));
+    world.keeps = Keeps::All;
+    write_all(&mut world);
+    order(&mut world, LayoutOrder::ShrinkCache { count: 4 });
+    for _ in 0..200 {
+        // What was written is written again before the disk has it durably.
+        let before = std::mem::take(&mut world.kept);
+        write_all(&mut world);
+        before.into_iter().for_each(|event| world.handle(event));
+        world.pass(Span::from_millis(100));
+    }
+    assert_eq!(world.shrunk, 4);
+}

@@ -17,6 +17,8 @@ use crate::units::{Span, Time};
 const TOGETHER: usize = 64;
 /// How long until pages that were in use are looked at again.
 const AGAIN: Span = Span::from_millis(50);
+/// After so long, writes of pages that are to leave go past the cache. Origin: chosen; most pages have left before.
+const PATIENCE: Span = Span::from_secs(5);
 
 /// Chunks that are being given back.
 pub(super) struct Shrinking {
@@ -25,6 +27,7 @@ pub(super) struct Shrinking {
     bound: u32,
     /// Slots before this one have gone.
     from: u32,
+    begun: Time,
     pub(super) at: Time,
 }
 
@@ -68,6 +71,7 @@ impl Cache {
             chunks: count,
             bound,
             from: bound,
+            begun: cx.now(),
             at: cx.now(),
         });
         self.advance_shrinking(cx);
@@ -106,6 +110,15 @@ impl Cache {
         self.area.shrink(chunks);
         self.keeper.resize(bound);
         cx.notice(LayoutNotice::CacheShrunk { chunks });
+    }
+
+    /// Whether the page with this first slot is to leave, and has not for so long that guests must be writing it all the time.
+    pub(super) fn is_overdue(&self, now: Time, slot: u32) -> bool {
+        self.shrinking.as_ref().is_some_and(|shrinking| {
+            let leaves = |slot: u32| slot >= shrinking.bound;
+            let is_late = now >= shrinking.begun + PATIENCE;
+            is_late && (leaves(slot) || self.map.twin(slot).is_some_and(leaves))
+        })
     }
 
     /// The page of a slot leaves the cache, once the disk has it. What uses it now does so to its end, and nothing else does: a guest

@@ -166,8 +166,8 @@ impl Cache {
             && in_pages(start, end - start).any(|piece| unsettled.contains_key(&piece.page))
     }
 
-    /// Gives each page of a write the slots that it needs, and pins them. Returns whether there were enough: otherwise
-    /// nothing is pinned, and the write goes around the cache.
+    /// Gives each page of a write the slots that it needs, and pins them. Returns whether there were enough, in chunks that stay:
+    /// otherwise nothing is pinned, and the write goes around the cache.
     fn plan_write(&mut self, cx: &mut LayoutCx<'_>, number: u32) -> bool {
         let op = self.ops.peek(number);
         let (io, is_sequential) = (op.io, op.is_sequential);
@@ -175,6 +175,10 @@ impl Cache {
         let mut enough = true;
         for piece in in_pages(io.offset, io.len) {
             let slot = match self.map.find(piece.page) {
+                Some(slot) if self.is_overdue(cx.now(), slot) => {
+                    enough = false;
+                    break;
+                }
                 Some(slot) => slot,
                 None if self.allocates(cx, &io, piece.page, is_sequential) => {
                     match self.add_page(piece.page) {
