@@ -28,6 +28,7 @@ use cache::policy::Exported;
 use core::num::NonZeroU64;
 
 pub use crate::request::Target;
+pub(crate) use arena::Held;
 pub use arena::{Arena, SLOT};
 pub use report::{
     CacheReport, DropCause, LayoutNotice, LayoutOrder, LayoutReport, MemberReport, MemberState,
@@ -445,7 +446,7 @@ impl LayoutCx<'_> {
 
     /// Returns a late buffer of the arena.
     pub fn release_late(&mut self, slot: Data) {
-        self.arena.release_late(slot);
+        self.arena.release_late(self.disk, slot);
     }
 
     /// Issues a sub-I/O; [`Layout::done`] gets `tag` back with its end.

@@ -19,10 +19,12 @@
 use crate::effect::ControlId;
 use crate::filter::Io;
 use crate::iocontrol::sampler::IoSampler;
+use crate::iocontrol::scheduler::MovingDisk;
 use crate::iocontrol::{DiskKey, Offer, Policy, Scheduler, Spent};
 use crate::request::{DiskId, IoId};
 use crate::units::Time;
 use alloc::boxed::Box;
+use alloc::vec;
 use alloc::vec::Vec;
 
 pub(crate) use members::MemberQos;
@@ -47,6 +49,25 @@ pub struct Controlled {
     /// What it had used of its limits when it was last here, as reported by
     /// [`Effect::Detached`](crate::effect::Effect::Detached).
     pub spent: Option<Box<Spent>>,
+}
+
+/// The I/O control of a disk that moves to another I/O thread.
+pub(crate) struct MovingQos {
+    qos: DiskQos,
+    disks: Vec<(ControlId, MovingDisk)>,
+}
+
+impl MovingQos {
+    /// The disk comes to this thread.
+    ///
+    /// # Panics
+    /// If this thread lacks one of its controls.
+    pub(crate) fn put(self, schedulers: &mut Schedulers, now: Time, disk: DiskId) -> DiskQos {
+        for (control, moving) in self.disks {
+            existing(schedulers, control).put_disk(now, disk, moving);
+        }
+        self.qos
+    }
 }
 
 /// The I/O control of one disk.
@@ -206,6 +227,26 @@ impl DiskQos {
             return members.withdraw(schedulers);
         }
         scheduler_of(schedulers, plain.control)?.remove(disk)
+    }
+
+    /// The disk leaves this thread. Its registrations go with it.
+    pub(crate) fn take(self, schedulers: &mut Schedulers, now: Time, disk: DiskId) -> MovingQos {
+        let mut controls = self.controls();
+        controls.retain(|control| *control != ControlId::NONE);
+        let taken = controls.into_iter().filter_map(|control| {
+            let moving = scheduler_of(schedulers, control)?.take_disk(now, disk)?;
+            Some((control, moving))
+        });
+        let disks = taken.collect();
+        MovingQos { qos: self, disks }
+    }
+
+    /// The controls with which it may be registered. Some may be [`ControlId::NONE`].
+    fn controls(&self) -> Vec<ControlId> {
+        match &self.members {
+            Some(members) => (0..).map_while(|nth| members.control(nth)).collect(),
+            None => vec![self.plain.control],
+        }
     }
 
     /// Changes the controls of a disk.

@@ -43,16 +43,21 @@ use gate::Gate;
 
 pub use crate::qos::Controlled;
 pub use event::Event;
+pub use moving::Moving;
 
 mod dispatch;
 mod event;
 mod gate;
+mod moving;
 
 /// The decisions of one I/O thread; see the module.
 pub struct Shard {
     /// By [`DiskId`]; a vacant entry is a detached disk.
     disks: Vec<Option<Disk>>,
-    ios: Slab<Io>,
+    /// By [`DiskId`]: the generation from which ids begin if a disk gets this number again. So an earlier disk's find nothing.
+    generations: Vec<u32>,
+    /// For how many I/Os a disk has room before it allocates.
+    room: usize,
     /// By [`ControlId`].
     schedulers: Schedulers,
     /// Disks with a filter or a layout that has deadlines, or with limits before their layouts.
@@ -66,6 +71,8 @@ pub struct Shard {
 }
 
 struct Disk {
+    /// Its I/Os, of guests, filters and layouts.
+    ios: Slab<Io>,
     size: u64,
     read_only: bool,
     gate: Gate,
@@ -93,11 +100,12 @@ pub struct DiskReport {
 }
 
 impl Shard {
-    /// A shard without disks, with room for `in_flight` I/Os before it allocates.
+    /// A shard without disks, with room for `in_flight` I/Os of each before it allocates.
     pub fn new(in_flight: usize) -> Shard {
         Shard {
             disks: Vec::new(),
-            ios: Slab::with_capacity(in_flight),
+            generations: Vec::new(),
+            room: in_flight,
             schedulers: Vec::new(),
             timed: Vec::new(),
             ready: Vec::new(),
@@ -214,7 +222,7 @@ impl Shard {
             let disk = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut);
             let Some(disk) = disk else { continue };
             let mut cx = stack_cx(
-                &mut self.ios,
+                &mut disk.ios,
                 &mut self.schedulers,
                 &mut disk.qos,
                 &mut self.arena,
@@ -235,7 +243,7 @@ impl Shard {
         disk.ready = false;
         let control = disk.qos.plain.control;
         let mut cx = stack_cx(
-            &mut self.ios,
+            &mut disk.ios,
             &mut self.schedulers,
             &mut disk.qos,
             &mut self.arena,
@@ -307,6 +315,7 @@ impl Shard {
                 control,
             } => {
                 let here = Disk {
+                    ios: self.new_table(disk),
                     size,
                     read_only,
                     gate: Gate::Open,
@@ -375,7 +384,7 @@ impl Shard {
 
     /// I/Os in flight, of guests and of filters.
     pub fn in_flight(&self) -> usize {
-        self.ios.len()
+        self.disks.iter().flatten().map(|disk| disk.ios.len()).sum()
     }
 
     /// Completions that matched no I/O.
@@ -411,6 +420,24 @@ impl Shard {
         self.open(now, id, out);
     }
 
+    /// A table of I/Os for a disk that gets this number.
+    fn new_table(&self, id: DiskId) -> Slab<Io> {
+        let generation = self.generations.get(id.0 as usize).copied();
+        Slab::beginning_at(generation.unwrap_or(0), self.room)
+    }
+
+    /// A disk is detached. Another one may get its number.
+    fn forget(&mut self, id: DiskId) {
+        let place = id.0 as usize;
+        let Some(disk) = self.disks[place].take() else {
+            return;
+        };
+        if self.generations.len() <= place {
+            self.generations.resize(place + 1, 0);
+        }
+        self.generations[place] = disk.ios.generation();
+    }
+
     /// Lists the disks that have deadlines; the others are skipped.
     fn note_timed(&mut self) {
         self.timed.clear();
@@ -441,7 +468,7 @@ impl Shard {
         if let Err(fault) = disk.admits(request) {
             return refuse(id, token, request, fault, out);
         }
-        disk.stack.gather(now, token, request, &mut self.ios);
+        disk.stack.gather(now, token, request, &mut disk.ios);
         disk.mark_ready(id, &mut self.ready);
     }
 
@@ -464,7 +491,7 @@ impl Shard {
             self.strays += 1;
             return None;
         };
-        let Some(io) = disk.stack.finish(now, io, outcome, &mut self.ios) else {
+        let Some(io) = disk.stack.finish(now, io, outcome, &mut disk.ios) else {
             self.strays += 1;
             return None;
         };
@@ -473,7 +500,7 @@ impl Shard {
             disk.qos.ended(&mut self.schedulers, now, id, io);
         }
         disk.mark_ready(id, &mut self.ready);
-        is_checked.then_some((&mut disk.stack, &mut self.ios))
+        is_checked.then_some((&mut disk.stack, &mut disk.ios))
     }
 
     fn ticked(&mut self, now: Time, out: &mut Vec<Effect>) {
@@ -487,7 +514,7 @@ impl Shard {
                 continue;
             }
             let mut cx = stack_cx(
-                &mut self.ios,
+                &mut disk.ios,
                 &mut self.schedulers,
                 &mut disk.qos,
                 &mut self.arena,
@@ -523,7 +550,7 @@ impl Shard {
     ) -> Option<T> {
         let disk = self.disks.get_mut(id.0 as usize)?.as_mut()?;
         let mut cx = stack_cx(
-            &mut self.ios,
+            &mut disk.ios,
             &mut self.schedulers,
             &mut disk.qos,
             &mut self.arena,
@@ -547,7 +574,7 @@ impl Shard {
     ) {
         if let Some(disk) = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut) {
             let mut cx = stack_cx(
-                &mut self.ios,
+                &mut disk.ios,
                 &mut self.schedulers,
                 &mut disk.qos,
                 &mut self.arena,

@@ -19,6 +19,8 @@ pub struct Slab<T> {
     places: Vec<Place<T>>,
     free: u32,
     len: usize,
+    /// That of the first value of each new place: odd.
+    first: u32,
 }
 
 #[derive(Debug)]
@@ -40,11 +42,25 @@ impl<T> Place<T> {
 impl<T: Copy> Slab<T> {
     /// An empty table, with room for `capacity` values before it allocates.
     pub fn with_capacity(capacity: usize) -> Slab<T> {
+        Slab::beginning_at(0, capacity)
+    }
+
+    /// The same in the place of another table, whose [`Slab::generation`] this is: no id of that one finds anything here.
+    pub fn beginning_at(generation: u32, capacity: usize) -> Slab<T> {
         Slab {
             places: Vec::with_capacity(capacity),
             free: NONE,
             len: 0,
+            first: generation.wrapping_add(1) | 1,
         }
+    }
+
+    /// No id has a later generation. They wrap after 2^31 values in one place.
+    pub fn generation(&self) -> u32 {
+        let places = self.places.iter();
+        let age = |place: &Place<T>| place.generation.wrapping_sub(self.first);
+        let oldest = places.map(age).max();
+        self.first.wrapping_add(oldest.unwrap_or(0))
     }
 
     /// The number of stored values.
@@ -87,7 +103,7 @@ impl<T: Copy> Slab<T> {
             .expect("fewer than 2^32 I/Os are in flight");
         let id = IoId {
             index,
-            generation: 1,
+            generation: self.first,
         };
         self.places.push(Place {
             generation: id.generation,
@@ -169,6 +185,7 @@ impl<T: Copy> Slab<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec;
 
     #[test]
     fn an_id_dies_with_its_value_though_the_place_is_reused() {
@@ -181,6 +198,22 @@ mod tests {
         assert_eq!(slab.remove(first), None);
         assert_eq!(slab.get(second), Some(&'b'));
         assert_eq!(slab.len(), 1);
+    }
+
+    #[test]
+    fn no_id_finds_anything_in_a_table_that_takes_the_place_of_its_own() {
+        let mut slab = Slab::with_capacity(2);
+        let mut ids = vec![slab.insert_with(|_| 'a')];
+        for _ in 0..5 {
+            slab.remove(ids[ids.len() - 1]);
+            ids.push(slab.insert_with(|_| 'b'));
+        }
+        ids.push(slab.insert_with(|_| 'c'));
+        let mut next = Slab::beginning_at(slab.generation(), 2);
+        let inside = [(); 2].map(|()| next.insert_with(|_| 'd'));
+        assert!(ids.iter().all(|id| next.get(*id).is_none()));
+        assert!(inside.iter().all(|id| slab.get(*id).is_none()));
+        assert_eq!(next.get(inside[1]), Some(&'d'));
     }
 
     #[test]

@@ -327,6 +327,8 @@ fn requests_within_a_chunk_are_counted_as_on_one_image() {
 fn background_work_gets_a_tenth_while_guests_wait_and_everything_when_they_do_not() {
     const SLOT: u64 = 64 << 10;
     let mut world = World::plain(A, policy(1_000));
+    // A thread learns with its next orders what part its disks' background work has.
+    world.stays = true;
     world.begin_move(&[A, B]);
     assert_eq!(world.held(), 0, "nobody else waits");
     // The source is congested: one request at a time.

@@ -24,6 +24,7 @@
 mod background;
 mod choice;
 mod entry;
+mod moving;
 mod places;
 
 use super::account::{Account, Bins};
@@ -41,6 +42,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use background::{Background, background_shares};
 use choice::Block;
+pub(crate) use moving::MovingDisk;
 
 /// How far a disk's tag may advance while the datastore's rate is unknown: its credit, at 1000 shares.
 const LEAD_UNKNOWN: u64 = (CREDIT.0 << SCALE_BITS) / 1_000;
@@ -297,15 +299,18 @@ impl Scheduler {
             let Some(disk) = &mut self.disks[slot] else {
                 continue;
             };
-            let parts = &self.orders.parts;
-            let part = parts.binary_search_by_key(&disk.key, |(key, _)| *key);
-            let part = part.ok().filter(|_| on).map_or(u64::MAX, |at| parts[at].1);
+            let part = part_in(&self.orders, disk.key, on);
             if part != disk.part {
                 disk.part = part;
                 let slot = u32::try_from(slot).expect("disks are numbered in 32 bits");
                 self.release_from_part(now, slot);
             }
         }
+    }
+
+    /// What a disk may have in flight.
+    fn part_of(&self, key: DiskKey) -> u64 {
+        part_in(&self.orders, key, !self.passing)
     }
 
     /// Updates `calm`. Call it whenever one of its conditions has changed.
@@ -622,4 +627,11 @@ impl Scheduler {
             .as_mut()
             .expect("the heaps and the engine name disks that were added")
     }
+}
+
+/// What the orders let a disk have in flight; everything unless they are `on`.
+fn part_in(orders: &Orders, key: DiskKey, on: bool) -> u64 {
+    let part = orders.parts.binary_search_by_key(&key, |(key, _)| *key);
+    let part = part.ok().filter(|_| on);
+    part.map_or(u64::MAX, |at| orders.parts[at].1)
 }

@@ -32,13 +32,29 @@ pub struct Arena {
     free: Vec<Data>,
     /// By [`DiskId`]: how many it has, without late ones.
     held: Vec<u32>,
-    late: usize,
+    /// The late ones, likewise.
+    late: Vec<u32>,
     /// The same for layouts that have others below them.
     held_above: Vec<u32>,
     /// How many there are.
     all: usize,
     /// Disks that found none, in order, and whether for a layout with others below it.
     waiting: VecDeque<(DiskId, bool)>,
+}
+
+/// What a disk that leaves an I/O thread has of its arena.
+#[derive(Debug)]
+pub(crate) struct Held {
+    /// Buffers of layouts, of layouts with others below them, and late ones.
+    counts: [u32; 3],
+    /// Whether it waits for one of the first, and of the second kind.
+    waits: [bool; 2],
+}
+
+impl Held {
+    fn buffers(&self) -> usize {
+        self.counts.iter().map(|count| *count as usize).sum()
+    }
 }
 
 impl Arena {
@@ -55,7 +71,38 @@ impl Arena {
 
     /// Buffers that only hung members keep.
     pub fn late(&self) -> usize {
-        self.late
+        self.late.iter().map(|late| *late as usize).sum()
+    }
+
+    /// A disk leaves, with the buffers that it has.
+    pub(crate) fn take_out(&mut self, disk: DiskId) -> Held {
+        let counts = [&mut self.held, &mut self.held_above, &mut self.late];
+        let counts = counts.map(|counts| core::mem::take(count(counts, disk)));
+        let waits = [false, true].map(|above| {
+            let place = self.waiting.iter().position(|it| *it == (disk, above));
+            place.is_some_and(|place| self.waiting.remove(place).is_some())
+        });
+        let held = Held { counts, waits };
+        self.all -= held.buffers();
+        held
+    }
+
+    /// A disk comes, with the buffers that it has. As many of the free ones, at most, leave for them.
+    pub(crate) fn take_in(&mut self, disk: DiskId, held: &Held) -> Vec<Data> {
+        let counts = [&mut self.held, &mut self.held_above, &mut self.late];
+        for (counts, had) in counts.into_iter().zip(held.counts) {
+            *count(counts, disk) += had;
+        }
+        for (waits, above) in held.waits.into_iter().zip([false, true]) {
+            if waits {
+                self.wait(disk, above);
+            }
+        }
+        let left = self.free.len().saturating_sub(held.buffers());
+        let others = self.free.split_off(left);
+        self.all += held.buffers();
+        self.all -= others.len();
+        others
     }
 
     /// How many disks wait for a buffer.
@@ -116,12 +163,12 @@ impl Arena {
     /// Only a hung member keeps a buffer of this disk: it does not count as the disk's any more.
     pub(crate) fn make_late(&mut self, disk: DiskId) {
         *count(&mut self.held, disk) -= 1;
-        self.late += 1;
+        *count(&mut self.late, disk) += 1;
     }
 
     /// A late buffer is returned.
-    pub(crate) fn release_late(&mut self, slot: Data) {
-        self.late -= 1;
+    pub(crate) fn release_late(&mut self, disk: DiskId, slot: Data) {
+        *count(&mut self.late, disk) -= 1;
         self.free.push(slot);
     }
 
@@ -179,6 +226,31 @@ mod tests {
     }
 
     #[test]
+    fn a_disk_takes_its_buffers_along_and_others_leave_for_them() {
+        let (mut from, mut to) = (arena(6), arena(8));
+        let disk = DiskId(3);
+        let slots = [(); 4].map(|()| from.claim(disk).expect("the least"));
+        from.make_late(disk);
+        let above = from.claim_above(disk).expect("there is room");
+        let last = from.claim(disk).expect("it has three");
+        assert_eq!(from.claim(disk), None);
+        let held = from.take_out(disk);
+        assert_eq!(
+            (from.all, from.free(), from.late(), from.waiting()),
+            (0, 0, 0, 0)
+        );
+        let others = to.take_in(disk, &held);
+        assert_eq!((to.all, to.free(), to.late(), to.waiting()), (8, 2, 1, 1));
+        from.give(others);
+        assert_eq!((from.all, from.free()), (6, 6));
+        to.release_late(disk, slots[0]);
+        to.release(disk, last);
+        slots[1..].iter().for_each(|slot| to.release(disk, *slot));
+        to.release_above(disk, above);
+        assert_eq!((to.free(), to.late()), (8, 0));
+    }
+
+    #[test]
     fn a_late_buffer_counts_for_nobody_until_it_is_returned() {
         let mut arena = arena(6);
         let disk = DiskId(0);
@@ -187,7 +259,9 @@ mod tests {
         slots.iter().for_each(|_| arena.make_late(disk));
         assert_eq!((arena.late(), arena.next_waiting()), (4, Some(disk)));
         let own = arena.claim(disk).expect("it has none");
-        slots.into_iter().for_each(|slot| arena.release_late(slot));
+        slots
+            .into_iter()
+            .for_each(|slot| arena.release_late(disk, slot));
         arena.release(disk, own);
         assert_eq!((arena.late(), arena.free()), (0, 6));
     }

@@ -99,7 +99,7 @@ impl Shard {
     }
 
     /// The controls of a disk. Some may be [`ControlId::NONE`].
-    fn controls(&self, disk: DiskId) -> impl Iterator<Item = ControlId> + '_ {
+    pub(super) fn controls(&self, disk: DiskId) -> impl Iterator<Item = ControlId> + '_ {
         (0..).map_while(move |nth| self.control(disk, nth))
     }
 
@@ -157,7 +157,7 @@ impl Shard {
             return;
         };
         let mut cx = stack_cx(
-            &mut self.ios,
+            &mut disk.ios,
             &mut self.schedulers,
             &mut disk.qos,
             &mut self.arena,
@@ -182,10 +182,10 @@ impl Shard {
         loop {
             match scheduler.pick(now) {
                 Pick::Now(disk, io, cost) => {
-                    let io = stack::dispatch(now, disk, io, cost, &mut self.ios, out);
-                    if let Some(disk) = &mut self.disks[disk.0 as usize] {
-                        disk.stack.dispatched(now, io);
-                    }
+                    let of = self.disks[disk.0 as usize].as_mut();
+                    let of = of.expect("a disk with queued I/Os is here");
+                    let io = stack::dispatch(now, disk, io, cost, &mut of.ios, out);
+                    of.stack.dispatched(now, io);
                 }
                 Pick::Other(thread) => return out.push(Effect::Wake { control, thread }),
                 Pick::At(..) | Pick::Full | Pick::Behind | Pick::Empty => return,
@@ -207,7 +207,7 @@ impl Shard {
     }
 
     /// Updates which disks of a datastore are sampled.
-    fn update_sampling(&mut self, control: ControlId) {
+    pub(super) fn update_sampling(&mut self, control: ControlId) {
         let Some(scheduler) = scheduler_of(&mut self.schedulers, control) else {
             return;
         };

@@ -53,7 +53,7 @@ impl Shard {
             .as_mut()
             .expect("the disk was attached");
         let mut cx = stack_cx(
-            &mut self.ios,
+            &mut disk.ios,
             &mut self.schedulers,
             &mut disk.qos,
             &mut self.arena,
@@ -130,7 +130,7 @@ impl Shard {
             return;
         };
         let mut cx = stack_cx(
-            &mut self.ios,
+            &mut disk.ios,
             &mut self.schedulers,
             &mut disk.qos,
             &mut self.arena,
@@ -163,7 +163,7 @@ impl Shard {
         };
         disk.gate = gate;
         let mut cx = stack_cx(
-            &mut self.ios,
+            &mut disk.ios,
             &mut self.schedulers,
             &mut disk.qos,
             &mut self.arena,
@@ -203,7 +203,7 @@ impl Shard {
             !gone
         });
         let mut cx = stack_cx(
-            &mut self.ios,
+            &mut disk.ios,
             &mut self.schedulers,
             &mut disk.qos,
             &mut self.arena,
@@ -226,7 +226,7 @@ impl Shard {
         if matches!(disk.gate, Gate::Detaching | Gate::Holding) {
             let detaches = matches!(disk.gate, Gate::Detaching);
             let mut cx = stack_cx(
-                &mut self.ios,
+                &mut disk.ios,
                 &mut self.schedulers,
                 &mut disk.qos,
                 &mut self.arena,
@@ -271,7 +271,7 @@ impl Shard {
                     });
                 }
                 let spent = disk.qos.withdraw(&mut self.schedulers, id);
-                self.disks[id.0 as usize] = None;
+                self.forget(id);
                 self.note_timed();
                 out.push(Effect::Detached { disk: id, spent });
             }

@@ -19,6 +19,8 @@ pub(crate) const SIZE: u64 = 1 << 30;
 /// A disk with a cache, whose targets complete everything at once. All checksums are the same.
 pub(crate) struct World {
     pub(crate) shard: Shard,
+    /// Another I/O thread: the disk changes to it before each event.
+    other: Shard,
     pub(crate) out: Vec<Effect>,
     pub(crate) blocks: BTreeMap<(u8, u64), Box<[u8; BLOCK]>>,
     pub(crate) token: u64,
@@ -102,16 +104,17 @@ impl World {
     }
 
     fn built(cache: CacheSetup) -> World {
-        let mut shard = Shard::new(64);
-        let arena = (0..64).map(|slot| Data {
-            buffer: 1000 + slot,
-            start: 0,
+        let [shard, other] = [1000, 2000].map(|first| {
+            let mut shard = Shard::new(64);
+            let arena = (first..first + 64).map(|buffer| Data { buffer, start: 0 });
+            shard.give_arena(arena.collect());
+            shard
         });
-        shard.give_arena(arena.collect());
         let members = Members::new([7; 16], SIZE, 1);
         let stack = Stack::new(Vec::new()).over(Tree::cached(LayoutSpec::Plain, members, cache));
         let mut world = World {
             shard,
+            other,
             out: Vec::new(),
             blocks: BTreeMap::new(),
             token: 0,
@@ -153,12 +156,24 @@ impl World {
     }
 
     fn take(&mut self, event: Event) {
+        let mut out = std::mem::take(&mut self.out);
+        self.hop(&mut out);
+        self.out = out;
         let Event::Finished { disk, io, outcome } = event else {
             return self.shard.handle(self.now, event, &mut self.out);
         };
         let sum = self.sum;
         self.shard.ended(self.now, disk, io, outcome, |_, _| sum);
         self.shard.flow(self.now, &mut self.out);
+    }
+
+    /// The disk goes to the other I/O thread, with everything that is under way.
+    fn hop(&mut self, out: &mut Vec<Effect>) {
+        if let Some(moving) = self.shard.take_out(self.now, DISK, out) {
+            std::mem::swap(&mut self.shard, &mut self.other);
+            let given = self.shard.take_in(self.now, DISK, moving, out);
+            self.other.give_arena(given);
+        }
     }
 
     pub(crate) fn perform(&mut self, effect: Effect) -> Option<Event> {

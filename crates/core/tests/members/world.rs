@@ -26,6 +26,10 @@ const SIZE: u64 = 64 << 20;
 /// See the module.
 pub(crate) struct World {
     pub(crate) shard: Shard,
+    /// Another I/O thread: the disk changes to it before each event.
+    other: Shard,
+    /// Whether it stays on its thread instead.
+    pub(crate) stays: bool,
     now: Time,
     policy: Policy,
     /// I/Os that the datastores have, oldest first.
@@ -76,6 +80,8 @@ impl World {
     fn empty(policy: Policy) -> World {
         let mut world = World {
             shard: Shard::new(64),
+            other: Shard::new(64),
+            stays: false,
             now: Time::ZERO,
             policy,
             flying: VecDeque::new(),
@@ -86,15 +92,20 @@ impl World {
             blocks: BTreeMap::new(),
             opened: Ok(()),
         };
-        let slots = (0..64).map(|buffer| Data { buffer, start: 0 });
-        world.shard.give_arena(slots.collect());
         let groups = Groups::new(0);
-        for control in 0..3 {
-            let scheduler = Scheduler::new(0, Shared::new(1, &groups), 1 << 20);
-            world.handle(Event::Control {
-                control: ControlId(control),
-                scheduler: Box::new(scheduler),
-            });
+        let shared = [(); 3].map(|()| Shared::new(2, &groups));
+        let shards = [&mut world.shard, &mut world.other];
+        for (thread, shard) in shards.into_iter().enumerate() {
+            let first = 1000 * u32::try_from(thread).expect("two");
+            let slots = (first..first + 64).map(|buffer| Data { buffer, start: 0 });
+            shard.give_arena(slots.collect());
+            for (control, shared) in (0..).zip(&shared) {
+                let control = Event::Control {
+                    control: ControlId(control),
+                    scheduler: Box::new(Scheduler::new(thread, shared.clone(), 1 << 20)),
+                };
+                shard.handle(Time::ZERO, control, &mut Vec::new());
+            }
         }
         world
     }
@@ -131,8 +142,18 @@ impl World {
     /// Handles an event, and all that follows without the guest or the datastores.
     pub(crate) fn handle(&mut self, event: Event) {
         let mut out = Vec::new();
-        self.shard.handle(self.now, event, &mut out);
+        self.take(event, &mut out);
         self.carry_out_all(out);
+    }
+
+    fn take(&mut self, event: Event, out: &mut Vec<Effect>) {
+        self.hop(out);
+        if let Event::Steer { control, orders } = &event {
+            let (control, orders) = (*control, orders.clone());
+            let event = Event::Steer { control, orders };
+            self.other.handle(self.now, event, out);
+        }
+        self.shard.handle(self.now, event, out);
     }
 
     fn carry_out_all(&mut self, mut out: Vec<Effect>) {
@@ -140,9 +161,21 @@ impl World {
             assert_eq!(self.shard.strays(), 0);
             for effect in std::mem::take(&mut out) {
                 if let Some(event) = self.carry_out(effect) {
-                    self.shard.handle(self.now, event, &mut out);
+                    self.take(event, &mut out);
                 }
             }
+        }
+    }
+
+    /// The disk goes to the other I/O thread, with everything that is under way.
+    fn hop(&mut self, out: &mut Vec<Effect>) {
+        if self.stays {
+            return;
+        }
+        if let Some(moving) = self.shard.take_out(self.now, DISK, out) {
+            std::mem::swap(&mut self.shard, &mut self.other);
+            let given = self.shard.take_in(self.now, DISK, moving, out);
+            self.other.give_arena(given);
         }
     }
 

@@ -54,6 +54,8 @@ struct Given {
 /// See the module.
 pub(crate) struct World {
     pub(crate) shard: Shard,
+    /// Another I/O thread: the disk changes to it before each event.
+    other: Shard,
     pub(crate) members: Members,
     pub(crate) layout: LayoutSpec,
     slots: u32,
@@ -94,6 +96,7 @@ impl World {
     pub(crate) fn unattached(members: Members, slots: u32) -> World {
         World {
             shard: Shard::new(64),
+            other: Shard::new(64),
             members,
             layout: LayoutSpec::Mirror,
             slots,
@@ -115,9 +118,12 @@ impl World {
 
     /// Attaches the disk to a new I/O thread.
     pub(crate) fn attach(&mut self) {
-        self.shard = Shard::new(64);
-        let slots = (0..self.slots).map(|buffer| Data { buffer, start: 0 });
-        self.shard.give_arena(slots.collect());
+        let shards = [&mut self.shard, &mut self.other];
+        for (shard, first) in shards.into_iter().zip([0, 1000]) {
+            *shard = Shard::new(64);
+            let slots = (first..first + self.slots).map(|buffer| Data { buffer, start: 0 });
+            shard.give_arena(slots.collect());
+        }
         let tree = Tree::build(self.layout, self.members);
         self.opened = None;
         self.handle(Event::Attach {
@@ -154,10 +160,20 @@ impl World {
         while let Some(event) = events.pop_front() {
             steps += 1;
             assert!(steps < 10_000, "it goes in circles");
+            self.hop(&mut out);
             self.shard.handle(self.now, event, &mut out);
             for effect in out.drain(..) {
                 events.extend(self.carry_out(effect));
             }
+        }
+    }
+
+    /// The disk goes to the other I/O thread, with everything that is under way.
+    fn hop(&mut self, out: &mut Vec<Effect>) {
+        if let Some(moving) = self.shard.take_out(self.now, DISK, out) {
+            std::mem::swap(&mut self.shard, &mut self.other);
+            let given = self.shard.take_in(self.now, DISK, moving, out);
+            self.other.give_arena(given);
         }
     }
 

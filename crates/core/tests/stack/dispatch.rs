@@ -37,6 +37,8 @@ enum Act {
     Abandon(usize, u64),
     /// A disk is detached and then attached again.
     Detach(usize),
+    /// A disk goes to another thread.
+    Move(usize, usize),
 }
 
 fn limit() -> impl Strategy<Value = Limit> {
@@ -125,13 +127,13 @@ fn act() -> impl Strategy<Value = Act> {
             bandwidth: None,
         })),
         3 => (disk.clone(), 1..4_u64).prop_map(|(disk, nth)| Act::Abandon(disk, nth)),
-        1 => disk.prop_map(Act::Detach),
+        1 => disk.clone().prop_map(Act::Detach),
+        3 => (disk, 0..4_usize).prop_map(|(disk, thread)| Act::Move(disk, thread)),
     ]
 }
 
 /// An I/O in a datastore.
 struct Started {
-    thread: usize,
     disk: DiskId,
     io: IoId,
     token: u64,
@@ -148,6 +150,8 @@ enum Life {
 struct Host {
     now: u64,
     shards: Vec<Shard>,
+    /// By disk: the shard that has it.
+    homes: [usize; DISKS],
     groups: GroupsHandle,
     lives: [Life; DISKS],
     policies: Vec<Policy>,
@@ -168,6 +172,7 @@ impl Host {
         let mut host = Host {
             now: 1_000,
             shards: (0..threads).map(|_| Shard::new(4)).collect(),
+            homes: std::array::from_fn(|disk| disk % threads),
             groups,
             lives: [Life::Leaving; DISKS],
             policies,
@@ -216,31 +221,45 @@ impl Host {
     }
 
     fn home(&self, disk: usize) -> usize {
-        disk % self.shards.len()
+        self.homes[disk]
+    }
+
+    /// A disk goes to another shard, with everything that is under way.
+    fn go(&mut self, disk: usize, to: usize) {
+        let (from, to) = (self.home(disk), to % self.shards.len());
+        let (now, mut out) = (Time::from_nanos(self.now), Vec::new());
+        let moving = self.shards[from].take_out(now, id(disk), &mut out);
+        self.carry_out(out);
+        let moving = moving.expect("it is there");
+        let mut out = Vec::new();
+        let given = self.shards[to].take_in(now, id(disk), moving, &mut out);
+        assert!(given.is_empty(), "no disk here has buffers");
+        self.homes[disk] = to;
+        self.carry_out(out);
     }
 
     /// Passes an event to a shard, and handles everything that follows at once.
     fn handle(&mut self, thread: usize, event: Event) {
         let mut out = Vec::new();
         self.shards[thread].handle(Time::from_nanos(self.now), event, &mut out);
-        self.carry_out(thread, out);
+        self.carry_out(out);
     }
 
     fn gather(&mut self, thread: usize, event: Event) {
         let mut out = Vec::new();
         self.shards[thread].gather(Time::from_nanos(self.now), event, &mut out);
-        self.carry_out(thread, out);
+        self.carry_out(out);
     }
 
-    fn carry_out(&mut self, thread: usize, out: Vec<Effect>) {
-        let mut outs = VecDeque::from([(thread, out)]);
+    fn carry_out(&mut self, out: Vec<Effect>) {
+        let mut outs = VecDeque::from([out]);
         let mut wakes = 0;
-        while let Some((thread, out)) = outs.pop_front() {
+        while let Some(out) = outs.pop_front() {
             for effect in out {
                 match effect {
                     Effect::Start {
                         disk, io, op, data, ..
-                    } => self.start(thread, disk, io, op, u64::from(data.buffer)),
+                    } => self.start(disk, io, op, u64::from(data.buffer)),
                     Effect::Answer { token, .. } => {
                         let answers = &mut self.answers[usize::try_from(token.0).expect("few")];
                         *answers += 1;
@@ -251,7 +270,7 @@ impl Host {
                         assert!(wakes < 1_000, "threads wake each other endlessly");
                         let (now, mut out) = (Time::from_nanos(self.now), Vec::new());
                         self.shards[thread].handle(now, Event::Woken { control }, &mut out);
-                        outs.push_back((thread, out));
+                        outs.push_back(out);
                     }
                     Effect::Rearranged { disk } | Effect::Detached { disk, .. } => {
                         let life = &mut self.lives[disk.0 as usize];
@@ -273,11 +292,8 @@ impl Host {
         }
     }
 
-    fn start(&mut self, thread: usize, disk: DiskId, io: IoId, op: Op, token: u64) {
-        let twice = self
-            .started
-            .iter()
-            .any(|s| (s.thread, s.io) == (thread, io));
+    fn start(&mut self, disk: DiskId, io: IoId, op: Op, token: u64) {
+        let twice = self.started.iter().any(|s| (s.disk, s.io) == (disk, io));
         assert!(!twice, "an I/O starts once");
         let (plain, last) = &mut self.plain[disk.0 as usize];
         if *plain && matches!(op, Op::Read | Op::Write) {
@@ -287,12 +303,7 @@ impl Host {
             );
             *last = Some(token);
         }
-        self.started.push(Started {
-            thread,
-            disk,
-            io,
-            token,
-        });
+        self.started.push(Started { disk, io, token });
     }
 
     fn act(&mut self, act: &Act) {
@@ -318,7 +329,7 @@ impl Host {
                 for thread in 0..self.shards.len() {
                     let mut out = Vec::new();
                     self.shards[thread].flow(Time::from_nanos(self.now), &mut out);
-                    self.carry_out(thread, out);
+                    self.carry_out(out);
                 }
             }
             Act::Pass(span) => self.pass(self.now + span),
@@ -363,6 +374,7 @@ impl Host {
                 self.lives[*disk] = Life::Leaving;
                 self.handle(self.home(*disk), Event::Detach { disk: id(*disk) });
             }
+            Act::Move(disk, to) => self.go(*disk, *to),
             Act::Rearrange(..) | Act::Policy(..) | Act::Detach(_) => {}
         }
         for disk in 0..DISKS {
@@ -427,12 +439,8 @@ impl Host {
 
     /// Completes a started I/O, and repeats a completion that must have no effect.
     fn end(&mut self, which: usize) -> (usize, [Event; 2]) {
-        let Started {
-            thread,
-            disk,
-            io,
-            token,
-        } = self.started.remove(which);
+        let Started { disk, io, token } = self.started.remove(which);
+        let thread = self.home(disk.0 as usize);
         let ends = [datastore(token), Ok(())];
         (
             thread,

@@ -12,8 +12,9 @@ use tidegate_core::request::{DiskId, IoId, Request, Token};
 use tidegate_core::shard::{Event, Shard};
 use tidegate_core::units::Time;
 
-/// I/Os that the shard has room for before it allocates.
+/// I/Os of all disks for which the thread has room before it allocates, and of each disk.
 pub(crate) const IN_FLIGHT: usize = 1024;
+const IN_FLIGHT_OF_DISK: usize = 64;
 
 /// The part of a thread through which a device submits requests.
 pub(crate) struct ThreadCx {
@@ -42,7 +43,7 @@ impl ThreadCx {
             now,
             ring,
             buffers: Buffers::new(),
-            shard: Shard::new(IN_FLIGHT),
+            shard: Shard::new(IN_FLIGHT_OF_DISK),
             effects: Vec::with_capacity(2 * IN_FLIGHT),
             waiting: Vec::with_capacity(IN_FLIGHT),
             dirty: Vec::new(),

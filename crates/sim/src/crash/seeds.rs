@@ -1,6 +1,7 @@
 //! Long random runs by seed, and the shortest form of one that fails.
 //!
-//! A run mixes overlapping requests, completions out of order, failed I/Os, changes of filters and crashes.
+//! A run mixes overlapping requests, completions out of order, failed I/Os, changes of filters and crashes. In one of four the disk
+//! goes from one I/O thread to another before each event.
 
 mod around;
 
@@ -20,15 +21,17 @@ const MOST_PENDING: usize = 8;
 /// What does not hold, with the shortest trace that shows it.
 pub fn run(setup: &Setup, seed: u64, steps: u32) -> Result<u64, Failure> {
     let mut random = RandomChoices::new(seed);
-    let mut world = World::new(setup.clone());
+    let mut world = of_seed(setup, seed);
     play(&mut world, &mut random, steps);
     if world.breach().is_none() {
         return Ok(world.completed());
     }
     let shortest = shorten(random.record, |choices| {
-        breach(setup, choices, steps).breach().is_some()
+        let mut world = of_seed(setup, seed);
+        play(&mut world, &mut RecordedChoices::new(choices), steps);
+        world.breach().is_some()
     });
-    let mut world = World::new(setup.clone());
+    let mut world = of_seed(setup, seed);
     world.record();
     play(&mut world, &mut RecordedChoices::new(&shortest), steps);
     Err(Failure {
@@ -37,9 +40,12 @@ pub fn run(setup: &Setup, seed: u64, steps: u32) -> Result<u64, Failure> {
     })
 }
 
-fn breach(setup: &Setup, choices: &[u32], steps: u32) -> World {
+/// A new disk. One of four changes its I/O thread before each event.
+fn of_seed(setup: &Setup, seed: u64) -> World {
     let mut world = World::new(setup.clone());
-    play(&mut world, &mut RecordedChoices::new(choices), steps);
+    if seed % 4 == 1 {
+        world.change_threads();
+    }
     world
 }
 

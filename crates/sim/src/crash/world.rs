@@ -38,7 +38,7 @@ const DISK: DiskId = DiskId(0);
 
 /// Buffers of the arena, from this number on.
 const ARENA: u32 = u32::MAX - 100;
-/// How many there are.
+/// How many each thread has.
 const ARENA_SLOTS: u32 = 6;
 
 /// Everything ends in fewer steps.
@@ -95,6 +95,9 @@ enum Bytes {
 pub struct World {
     setup: Setup,
     shard: Shard,
+    /// Another I/O thread, without the disk.
+    other: Shard,
+    changes_threads: bool,
     /// By target.
     stores: Vec<Store>,
     /// Images that were replaced since the last start.
@@ -212,6 +215,8 @@ impl World {
         }
         let mut world = World {
             shard: Shard::new(16),
+            other: Shard::new(16),
+            changes_threads: false,
             stores,
             retired: Vec::new(),
             replacing: None,
@@ -386,12 +391,7 @@ impl World {
             Some(tree) => stack.over(tree),
             None => stack,
         };
-        let slots = (0..ARENA_SLOTS).map(|slot| Data {
-            buffer: ARENA + slot,
-            start: 0,
-        });
-        let slots: Vec<Data> = slots.collect();
-        self.shard.give_arena(slots);
+        self.new_threads();
         let attach = Event::Attach {
             disk: DISK,
             size,
@@ -402,8 +402,36 @@ impl World {
         self.handle(attach);
     }
 
+    /// From now on the disk changes its I/O thread before each event.
+    pub fn change_threads(&mut self) {
+        self.changes_threads = true;
+    }
+
+    /// Two I/O threads without disks.
+    fn new_threads(&mut self) {
+        let shards = [&mut self.shard, &mut self.other];
+        for (shard, first) in shards.into_iter().zip([ARENA, ARENA + ARENA_SLOTS]) {
+            *shard = Shard::new(16);
+            let slots = (first..first + ARENA_SLOTS).map(|buffer| Data { buffer, start: 0 });
+            shard.give_arena(slots.collect());
+        }
+    }
+
+    /// The disk goes to the other I/O thread, with everything that is under way.
+    fn hop(&mut self) {
+        if !self.changes_threads {
+            return;
+        }
+        if let Some(moving) = self.shard.take_out(self.now, DISK, &mut self.out) {
+            std::mem::swap(&mut self.shard, &mut self.other);
+            let given = self.shard.take_in(self.now, DISK, moving, &mut self.out);
+            self.other.give_arena(given);
+        }
+    }
+
     fn handle(&mut self, event: Event) {
         self.now = self.now + Span::from_micros(1);
+        self.hop();
         self.shard.handle(self.now, event, &mut self.out);
         self.handled();
     }
@@ -411,6 +439,7 @@ impl World {
     /// An I/O has ended, and its bytes are checked if the shard wants that.
     fn ended(&mut self, io: IoId, outcome: Outcome) {
         self.now = self.now + Span::from_micros(1);
+        self.hop();
         let (memory, sums) = (&mut self.memory, &mut self.sums);
         let sum = |data, len| summed(sums, bytes(memory, data, len as usize));
         self.shard.ended(self.now, DISK, io, outcome, sum);
@@ -420,7 +449,7 @@ impl World {
 
     fn handled(&mut self) {
         self.effects.extend(self.out.drain(..));
-        if self.shard.strays() > 0 {
+        if self.shard.strays() + self.other.strays() > 0 {
             self.fail("the shard counts a stray completion".to_owned());
         }
     }
@@ -706,7 +735,7 @@ impl World {
             store.crash(in_flight, choices);
         }
         self.history.crash();
-        self.shard = Shard::new(16);
+        self.new_threads();
         self.effects.clear();
         self.pending.clear();
         self.memory.clear();
@@ -768,7 +797,7 @@ impl World {
             self.fail("the disk is never detached".to_owned());
         }
         self.note(|| "attach".to_owned());
-        self.shard = Shard::new(16);
+        self.new_threads();
         (self.away, self.unplugged) = (0, 0);
         (self.detaching, self.detached) = (false, false);
         (self.moving, self.ordered) = (Move::None, 0);
@@ -791,7 +820,7 @@ fn summed(sums: &mut BTreeMap<Vec<u8>, u32>, bytes: &[u8]) -> u32 {
 /// A part of the memory that an I/O names. Buffers of the arena have memory once they are used.
 fn bytes(memory: &mut BTreeMap<u32, Vec<u8>>, data: Data, len: usize) -> &mut [u8] {
     let start = usize::try_from(data.start).expect("32 bits");
-    if (ARENA..ARENA + ARENA_SLOTS).contains(&data.buffer) {
+    if (ARENA..ARENA + 2 * ARENA_SLOTS).contains(&data.buffer) {
         let memory = memory.entry(data.buffer).or_default();
         assert!((start + len) as u64 <= SLOT, "a slot is not so long");
         if memory.len() < start + len {

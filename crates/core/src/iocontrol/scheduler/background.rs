@@ -44,6 +44,26 @@ impl Background {
         }
     }
 
+    /// Takes out what a disk has queued, with the start tag of the first one.
+    pub(super) fn take(&mut self, slot: u32) -> (Vec<Queued>, u64) {
+        let mut taken = Vec::new();
+        self.queue.retain(|(owner, queued)| {
+            let is_own = *owner == slot;
+            if is_own {
+                taken.push(*queued);
+            }
+            !is_own
+        });
+        (taken, self.tag)
+    }
+
+    /// Queues what a disk brings, not before the tag that this had where it comes from.
+    pub(super) fn put(&mut self, slot: u32, brought: Vec<Queued>, tag: u64) {
+        self.tag = later(self.tag, tag);
+        self.queue
+            .extend(brought.into_iter().map(|queued| (slot, queued)));
+    }
+
     /// The start tag of its next I/O, if one is queued.
     #[inline]
     pub(super) fn next(&self) -> Option<u64> {
