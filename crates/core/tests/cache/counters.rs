@@ -91,3 +91,27 @@ fn each_read_of_what_is_corrupt_on_flash_only_counts_and_one_in_a_minute_is_repo
     }
     assert_eq!(world.corrupt, 2);
 }
+
+/// A guest that never flushes causes no more work once it has been idle for a while: nothing wakes its thread.
+#[test]
+fn an_idle_cache_whose_guest_never_flushed_has_no_deadline() {
+    for mode in [CacheMode::WriteThrough, CacheMode::WriteBack] {
+        let mut world = World::of_mode(4, Some(Params::LRU), mode);
+        for page in 0..8 {
+            world.read(page * 7 % 8 * PAGE, PAGE);
+        }
+        assert!(world.cache().fills > 0);
+        world.write(0, PAGE);
+        let mut ticks = 0;
+        let end = world.now + Span::from_secs(600);
+        while let Some((at, _)) = world.shard.deadline()
+            && at <= end
+        {
+            world.now = world.now.max(at);
+            world.handle(Event::Ticked);
+            ticks += 1;
+        }
+        assert!(ticks < 20, "{mode:?}: {ticks} ticks, {:?}", world.cache());
+        assert_eq!(world.cache().dirty, 0, "{mode:?}");
+    }
+}

@@ -71,6 +71,8 @@ pub(super) struct Cleaner {
     cursor: u32,
     /// Pages that are still cleaned in this pass.
     pass: usize,
+    /// Whether the disk is flushed at the end of this pass, also in write-through mode: guests may not do it, and rest.
+    must_flush: bool,
     /// What is owed is cleaned, and then that is reported.
     pub(super) all: bool,
     /// When the next pass begins because of age.
@@ -330,6 +332,7 @@ impl Cleaner {
         if self.flushing.is_some() || !self.has_written() {
             return false;
         }
+        self.must_flush = false;
         self.flushing = Some(core::mem::take(&mut self.written));
         self.owed.flushing = core::mem::take(&mut self.owed.written);
         true
@@ -403,6 +406,7 @@ impl Cache {
         }
         if due || quiet {
             cleaner.pass = cleaner.dirty.len();
+            cleaner.must_flush = true;
         }
         self.advance_cleaner(cx);
     }
@@ -516,6 +520,7 @@ impl Cache {
         }
         let ends = cleaner.items.is_empty()
             && (self.mode.is_write_back()
+                || cleaner.must_flush
                 || cleaner.all
                 || self.shrinking.is_some()
                 || self.must_clean());
