@@ -94,9 +94,9 @@ impl Record {
         Some((dwpd * crate::text::float(self.size.0)) as u64)
     }
 
-    /// Bytes as chunks, rounded down.
+    /// How many chunks have so many bytes.
     pub(crate) fn in_chunks(&self, bytes: u64) -> usize {
-        usize::try_from(bytes / self.chunk.0.max(1)).unwrap_or(usize::MAX)
+        usize::try_from(bytes.div_ceil(self.chunk.0.max(1))).unwrap_or(usize::MAX)
     }
 
     /// The device in a place, if there is one.

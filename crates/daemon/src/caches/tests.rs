@@ -51,6 +51,11 @@ fn a_cache_is_created_found_again_and_removed() {
     drop(place.caches);
     let record = again.record(&order.name).unwrap();
     assert_eq!((record.chunks(), record.chunk.0), (64, 1 << 20));
+    let sizes = [1, 1 << 20, (1 << 20) + 1, u64::MAX];
+    assert_eq!(
+        sizes.map(|bytes| record.in_chunks(bytes)),
+        [1, 1, 2, 1 << 44]
+    );
     let devices = again.devices(&order.name, &record);
     assert_eq!(devices.problems(), [None, None]);
     assert_eq!(devices.images().iter().flatten().count(), 2);

@@ -514,7 +514,7 @@ fn standing(found: &Found, live: Option<&Attached>) -> Option<FlashUse> {
 
 /// What a disk wants of its cache.
 fn wanted(flash: &FlashUse, record: &Record, shares: u32, size: u64) -> Wanted {
-    let in_chunks = |size: Size| record.in_chunks(size.0 + record.chunk.0 - 1);
+    let in_chunks = |size: Size| record.in_chunks(size.0);
     Wanted {
         shares,
         useful: chunks::useful(size, record.chunk.0),
