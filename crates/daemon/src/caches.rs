@@ -447,9 +447,11 @@ impl Caches {
         let devices = self.devices(name, record);
         let mut shown = Err(devices.problems().into_iter().flatten().next());
         for file in devices.files() {
-            devices::must_be_newest(name, file, record)?;
-            match devices::write_seen(file, record) {
+            let newest = devices::must_be_newest(name, file, record);
+            match newest.and_then(|()| devices::write_seen(file, record)) {
                 Ok(()) => shown = Ok(()),
+                // Whatever the other one says.
+                Err(problem) if problem.code == ProblemCode::Corrupt => return Err(problem),
                 Err(problem) => shown = shown.map_err(|_| Some(problem)),
             }
         }

@@ -239,6 +239,37 @@ fn an_older_record_gives_no_chunks_and_its_devices_are_not_used() {
 }
 
 #[test]
+fn parts_are_given_while_one_of_two_devices_cannot_be_read() {
+    let place = Place::new();
+    let order = place.order("fast", &["a", "b"]);
+    place.create(&order).unwrap();
+    let wanted = Wanted {
+        shares: 1000,
+        useful: usize::MAX,
+        min: None,
+        max: Some(10),
+        planned: None,
+    };
+    let grant = |nth: u8| {
+        let disk = format!("d{nth}").parse().unwrap();
+        let uuid = Uuid::from_random([nth; 16]);
+        place.caches.grant(&order.name, &disk, uuid, wanted)
+    };
+    grant(1).unwrap();
+    // Only its label is left.
+    let cut = |device: &str| {
+        let path = place.folder.path().join(device);
+        let file = File::options().write(true).open(path).unwrap();
+        file.set_len(4096).unwrap();
+    };
+    cut("b");
+    grant(2).unwrap();
+    cut("a");
+    let refused = said(grant(3));
+    assert!(refused.contains("cannot read"), "{refused}");
+}
+
+#[test]
 fn a_device_that_was_overwritten_while_it_is_open_is_away_and_the_other_is_used() {
     let place = Place::new();
     let order = place.order("fast", &["a", "b"]);
