@@ -89,6 +89,9 @@ pub struct CachedDisk {
     /// Whether its settings allow write-back on a single device.
     #[serde(default)]
     pub single_device: bool,
+    /// Whether only the cache may have some of its writes.
+    #[serde(default)]
+    pub has_dirty: bool,
     /// The part that it is to have, if the cache has been divided since the disk was attached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<CacheTarget>,

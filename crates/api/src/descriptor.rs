@@ -278,7 +278,7 @@ impl std::str::FromStr for CacheMode {
             "write-back" | "writeback" => Ok(CacheMode::WriteBack),
             "write-through" | "writethrough" => Ok(CacheMode::WriteThrough),
             _ => Err(format!(
-                "'{text}' is not a cache mode: use write-back or write-through"
+                "'{text}' is not a cache mode: use write-back or write-through; a disk gets a flash cache by `tidegate disk set DISK --cache NAME`"
             )),
         }
     }

@@ -94,6 +94,14 @@ impl Problem {
         self
     }
 
+    /// Adds another problem as the cause: what failed and why, without what to do.
+    #[must_use]
+    pub fn because_problem(mut self, cause: &Problem) -> Problem {
+        self.why.push(cause.what.clone());
+        self.why.extend_from_slice(&cause.why);
+        self
+    }
+
     /// Adds every error of a chain, so that the root cause is never lost.
     #[must_use]
     pub fn because_of(mut self, error: &(dyn std::error::Error + 'static)) -> Problem {
@@ -159,6 +167,17 @@ mod tests {
     #[derive(Debug, thiserror::Error)]
     #[error("outer")]
     struct Outer(#[source] std::io::Error);
+
+    #[test]
+    fn another_problem_as_the_cause_leaves_its_remedy_out() {
+        let inner = Problem::new(ProblemCode::NotFound, "no device can be used")
+            .because("it is not there")
+            .remedy("put it back");
+        let outer = Problem::new(ProblemCode::Locked, "cannot attach disk db1");
+        let outer = outer.because_problem(&inner).remedy("wait");
+        assert_eq!(outer.why, ["no device can be used", "it is not there"]);
+        assert_eq!(outer.remedy.as_deref(), Some("wait"));
+    }
 
     #[test]
     fn a_problem_is_one_sentence_with_the_root_cause() {

@@ -300,7 +300,16 @@ fn used(disk: &CachedDisk, size: &str) -> String {
         None if disk.size_bytes == 0 => {
             format!("{}: no part of it until it is attached{consent}", disk.disk)
         }
-        None => format!("{}: {size}, not attached with it{consent}", disk.disk),
+        None => {
+            let dirty = match disk.has_dirty {
+                true => ", may have writes that are only on flash",
+                false => "",
+            };
+            format!(
+                "{}: {size}, not attached with it{dirty}{consent}",
+                disk.disk
+            )
+        }
         Some(counts) => format!(
             "{}: {size}, {}{consent}, {} of reads hit, {} dirty{}, {} written",
             disk.disk,
@@ -310,6 +319,18 @@ fn used(disk: &CachedDisk, size: &str) -> String {
             dirty_words(counts),
             figures::bytes(counts.flash_written_bytes_total)
         ),
+    }
+}
+
+/// How much is dirty. Of a disk that is not attached, all of its part may be.
+fn dirty(cache: &Answer) -> String {
+    let unknown = |disk: &&CachedDisk| disk.at_work.is_none() && disk.has_dirty;
+    let unknown: Vec<_> = cache.disks.iter().filter(unknown).collect();
+    let most: u64 = unknown.iter().map(|disk| disk.size_bytes).sum();
+    let most = figures::bytes(cache.dirty_bytes + most);
+    match unknown.is_empty() {
+        true => most,
+        false => format!("up to {most}"),
     }
 }
 
@@ -357,11 +378,8 @@ impl Shown for Answer {
             (
                 "dirty",
                 match self.dirty_age_s {
-                    Some(age) => {
-                        let bytes = figures::bytes(self.dirty_bytes);
-                        format!("{bytes}, the oldest for {}", rough(age))
-                    }
-                    None => figures::bytes(self.dirty_bytes),
+                    Some(age) => format!("{}, the oldest for {}", dirty(self), rough(age)),
+                    None => dirty(self),
                 },
             ),
             (
@@ -403,7 +421,7 @@ impl Shown for CacheList {
                 cache.name.to_string(),
                 figures::bytes(cache.size_bytes),
                 figures::bytes(cache.free_bytes),
-                figures::bytes(cache.dirty_bytes),
+                dirty(cache),
                 cache.disks.len().to_string(),
                 match cache.devices.len() {
                     2 => figures::yes_no(true),
@@ -451,6 +469,7 @@ mod tests {
             size_bytes: 0,
             mode: Some(FlashMode::Off),
             single_device: false,
+            has_dirty: false,
             target: None,
             at_work: None,
         };
@@ -463,6 +482,46 @@ mod tests {
         disk.at_work = Some(CacheCounts::default());
         let text = used(&disk, "1MiB");
         assert!(text.contains("write-back on one device allowed"), "{text}");
+    }
+
+    #[test]
+    fn writes_of_a_disk_that_is_not_attached_count_as_dirty() {
+        let disk = |has_dirty| CachedDisk {
+            disk: "db1".parse().unwrap(),
+            size_bytes: 4 << 20,
+            mode: Some(FlashMode::WriteBack),
+            single_device: false,
+            has_dirty,
+            target: None,
+            at_work: None,
+        };
+        let cache = |disk| Answer {
+            name: "fast".parse().unwrap(),
+            uuid: String::new(),
+            devices: Vec::new(),
+            size_bytes: 8 << 20,
+            free_bytes: 4 << 20,
+            chunk_bytes: 1 << 20,
+            dirty_bytes: 64 << 10,
+            dirty_age_s: None,
+            flash_written_bytes_total: 0,
+            flash_journal_bytes_total: 0,
+            corrupt_blocks_total: 0,
+            budget_bytes_per_day: None,
+            budget_left_bytes: None,
+            budget_is_spent: false,
+            disks: vec![disk],
+            problem: None,
+        };
+        assert_eq!(dirty(&cache(disk(false))), "64KiB");
+        assert_eq!(dirty(&cache(disk(true))), "up to 4.06MiB");
+        let text = used(&disk(true), "4MiB");
+        let expected = "db1: 4MiB, not attached with it, may have writes that are only on flash";
+        assert_eq!(text, expected);
+        assert_eq!(
+            used(&disk(false), "4MiB"),
+            "db1: 4MiB, not attached with it"
+        );
     }
 
     #[test]

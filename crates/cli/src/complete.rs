@@ -1,9 +1,10 @@
-//! Shell completion of disk and datastore names and of members, from the running daemon.
+//! Shell completion of names of disks, datastores and caches, of members and of devices, from the running daemon.
 //!
 //! No daemon, no names, and no message: a shell's prompt is no place for either. The root is the usual one or
 //! `TIDEGATE_ROOT`: an unfinished line is not parsed. It is only searched for a disk's name.
 
 use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
+use tidegate_api::cache::{Cache, CacheDevice};
 use tidegate_api::disk::Disk;
 use tidegate_api::layout::Member;
 use tidegate_api::routes;
@@ -51,7 +52,7 @@ pub(crate) fn caches() -> ArgValueCandidates {
     ArgValueCandidates::new(|| {
         let list = client().and_then(|client| client.glance(routes::CACHES).ok());
         let caches = list.map(|list| list.caches).unwrap_or_default();
-        let candidate = |cache: tidegate_api::cache::Cache| {
+        let candidate = |cache: Cache| {
             let free = figures::bytes(cache.free_bytes);
             let size = figures::bytes(cache.size_bytes);
             CompletionCandidate::new(cache.name.to_string())
@@ -59,6 +60,31 @@ pub(crate) fn caches() -> ArgValueCandidates {
         };
         caches.into_iter().map(candidate).collect()
     })
+}
+
+/// Completes numbers of devices of the flash cache that a line names.
+pub(crate) fn cache_devices() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        let list = client().and_then(|client| client.glance(routes::CACHES).ok());
+        let caches = list.map(|list| list.caches).unwrap_or_default();
+        let line: Vec<_> = std::env::args().collect();
+        devices_of(&caches, &line)
+            .iter()
+            .map(|device| {
+                CompletionCandidate::new(device.device.to_string())
+                    .help(Some(device.path.display().to_string().into()))
+            })
+            .collect()
+    })
+}
+
+/// The devices of the cache that a line names.
+fn devices_of<'a>(caches: &'a [Cache], line: &[String]) -> &'a [CacheDevice] {
+    let named = |cache: &&Cache| line.iter().any(|word| word == cache.name.as_str());
+    caches
+        .iter()
+        .find(named)
+        .map_or(&[], |cache| cache.devices.as_slice())
 }
 
 /// Completes modes of a flash cache.
@@ -153,4 +179,33 @@ pub(crate) fn groups() -> ArgValueCandidates {
 
 fn client() -> Option<Client> {
     Client::new(daemon::api_socket(None).ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_those_of_the_cache_on_the_line() {
+        let cache = |name: &str, paths: &[&str]| -> Cache {
+            let devices: Vec<_> = (0..)
+                .zip(paths)
+                .map(|(device, path)| serde_json::json!({"device": device, "path": path}))
+                .collect();
+            serde_json::from_value(serde_json::json!({
+                "name": name, "uuid": "", "devices": devices, "size_bytes": 0, "free_bytes": 0, "chunk_bytes": 0,
+                "dirty_bytes": 0, "flash_written_bytes_total": 0, "budget_is_spent": false, "disks": [],
+            }))
+            .unwrap()
+        };
+        let caches = [cache("one", &["/a"]), cache("two", &["/b", "/c"])];
+        let devices = |line: &str| {
+            let line: Vec<_> = line.split(' ').map(str::to_owned).collect();
+            let devices = devices_of(&caches, &line).iter();
+            devices.map(|device| device.device).collect::<Vec<_>>()
+        };
+        assert_eq!(devices("tidegate cache device replace two"), [0, 1]);
+        assert_eq!(devices("tidegate cache device replace one"), [0]);
+        assert!(devices("tidegate cache device replace").is_empty());
+    }
 }

@@ -26,6 +26,7 @@ use tidegate_api::cache::{CacheCreate, CacheData};
 use tidegate_api::descriptor::Uuid;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_api::units::Size;
 use tidegate_core::layout::cache::area::Area;
 use tidegate_core::layout::cache::label::DeviceLabel;
 use tidegate_engine::datastore::OpenedImage;
@@ -224,7 +225,7 @@ impl Caches {
         }
         for path in &order.devices {
             must_be_free(path)?;
-            self.must_be_of_no_cache(path)?;
+            self.must_be_of_no_cache(path, None)?;
         }
         let made = devices::prepare(&order.devices, order.size_bytes)?;
         let files = made.open()?;
@@ -264,20 +265,26 @@ impl Caches {
         Ok(())
     }
 
-    /// Fails if a path is a device of a cache of this host.
-    fn must_be_of_no_cache(&self, path: &Path) -> Outcome<()> {
+    /// Fails if a path is a device of a cache of this host. `into` is the identity of the cache that is to have it, if that exists.
+    fn must_be_of_no_cache(&self, path: &Path, into: Option<Uuid>) -> Outcome<()> {
         let there = Identity::at(path).ok();
         let is_same =
             |device: &Path| device == path || there.is_some() && Identity::at(device).ok() == there;
         for (name, record) in self.all()? {
-            if record.is_ok_and(|record| record.devices().any(|(_, path)| is_same(path))) {
+            let Ok(record) = record else {
+                continue;
+            };
+            if record.devices().any(|(_, path)| is_same(path)) {
                 return Err(Problem::new(
                     ProblemCode::Busy,
                     format!("{} is a device of cache {name}", path.display()),
                 )
-                .remedy(format!(
-                    "name another file or device, or remove that cache first: tidegate cache remove {name}"
-                )));
+                .remedy(match into == Some(record.uuid) {
+                    true => "name another file or device".to_owned(),
+                    false => format!(
+                        "name another file or device, or remove that cache first: tidegate cache remove {name}"
+                    ),
+                }));
             }
         }
         Ok(())
@@ -523,13 +530,18 @@ fn must_be_possible(size: u64, smallest: u64) -> Outcome<()> {
         |why: String| os_error::invalid("a cache of this size is not possible").because(why);
     if size > smallest {
         return Err(problem(format!(
-            "{size} bytes are wanted, and the smallest device has {smallest}"
+            "{} are wanted, and the smallest device has {}",
+            Size(size),
+            Size(smallest)
         ))
         .remedy("give a smaller --size, or leave it out"));
     }
     if size < least || size > most {
         return Err(problem(format!(
-            "it would have {size} bytes, and a cache has from {least} to {most}"
+            "it would have {}, and a cache has from {} to {}",
+            Size(size),
+            Size(least),
+            Size(most)
         ))
         .remedy("give a --size from 64MiB to 4TiB"));
     }

@@ -70,7 +70,7 @@ pub(crate) struct Replace {
     name: Name,
 
     /// The device's number
-    #[arg(value_parser = number)]
+    #[arg(value_parser = number, add = complete::cache_devices())]
     device: u8,
 
     /// The block device, or an existing file, at least as large as the others
@@ -95,7 +95,7 @@ pub(crate) struct Remove {
     name: Name,
 
     /// The device's number
-    #[arg(value_parser = number)]
+    #[arg(value_parser = number, add = complete::cache_devices())]
     device: u8,
 
     #[command(flatten)]

@@ -77,7 +77,7 @@ impl Caches {
                 let place = (cache.clone(), device);
                 let mut table = locked(&self.astray.0);
                 let before = match &why {
-                    Some(why) => table.insert(place, astray(&cache, file.path(), why)),
+                    Some(why) => table.insert(place, astray((&cache, device), file.path(), why)),
                     None => table.remove(&place),
                 };
                 if before.is_some() != why.is_some() {
@@ -107,15 +107,19 @@ fn why_astray(file: &SharedFile) -> Option<String> {
     }
 }
 
-fn astray(cache: &Name, path: &Path, why: &str) -> Problem {
+fn astray((cache, device): (&Name, u8), path: &Path, why: &str) -> Problem {
     Problem::new(
         ProblemCode::NotFound,
-        format!("a device of cache {cache} is not at {} any more", path.display()),
+        format!(
+            "device {device} of cache {cache} is not at {} any more",
+            path.display()
+        ),
     )
     .because(why)
     .because("disks use the open one until the daemon stops, and what only that has is lost then")
     .remedy(format!(
-        "put it back in its place; if that is not possible, let writes go to each of its disks (tidegate disk set DISK --cache-mode \
-         write-through), take the cache off (tidegate disk set DISK --cache none), and remove it (tidegate cache remove {cache})"
+        "put it back in its place, or replace it while it is open: tidegate cache device replace {cache} {device} --with PATH; if neither \
+         is possible, let writes go to each of its disks (tidegate disk set DISK --cache-mode write-through), take the cache off (tidegate \
+         disk set DISK --cache none), and remove it (tidegate cache remove {cache})"
     ))
 }

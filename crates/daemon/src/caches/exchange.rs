@@ -127,7 +127,7 @@ impl Caches {
             );
         }
         must_be_free(path)?;
-        self.must_be_of_no_cache(path)?;
+        self.must_be_of_no_cache(path, Some(record.uuid))?;
         if !path.exists() {
             return Err(Problem::new(
                 ProblemCode::NotFound,

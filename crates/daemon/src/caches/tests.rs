@@ -517,8 +517,15 @@ fn what_is_unfit_becomes_no_device_of_a_cache() {
     let refused = |file: &str| said(place.new_device(name, 1, file).map(|_| ()));
     assert!(refused("small").contains("name a larger one"));
     assert!(refused("full").contains("--force"));
-    assert!(refused("a").contains("is a device of cache fast"));
-    assert!(refused("b").contains("is a device of cache other"));
+    let own = refused("a");
+    assert!(own.contains("is a device of cache fast"), "{own}");
+    assert!(!own.contains("cache remove"), "{own}");
+    let of_other = refused("b");
+    assert!(
+        of_other.contains("is a device of cache other"),
+        "{of_other}"
+    );
+    assert!(of_other.contains("cache remove other"), "{of_other}");
     let path = place.folder.path().join("missing");
     let record = place.caches.record(name).unwrap();
     let order = CacheDeviceAdd {

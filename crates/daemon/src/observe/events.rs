@@ -13,6 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tidegate_api::events::{Event, Happening};
 use tidegate_api::name::Name;
+use tidegate_api::units::Size;
 use tidegate_core::governor::GovernorEvent;
 use tidegate_core::iocontrol::DiskKey;
 use tidegate_core::units::Span;
@@ -154,8 +155,9 @@ fn of_host(happening: &Happening) -> String {
             cache,
             budget_bytes_per_day,
         } => format!(
-            "cache {cache} has used up its write budget ({budget_bytes_per_day} bytes a day on each device): nothing enters it, and \
-             writes go to the datastores, until an hour's budget has come"
+            "cache {cache} has used up its write budget ({} a day on each device): nothing enters it, and writes go to the datastores, \
+             until an hour's budget has come",
+            Size(*budget_bytes_per_day)
         ),
         Happening::CacheDeviceAstray {
             cache,

@@ -4,6 +4,7 @@ use tidegate_api::descriptor::MemberPlace;
 use tidegate_api::events::Happening;
 use tidegate_api::explain::{Part, PartName};
 use tidegate_api::name::Name;
+use tidegate_api::problem::Problem;
 use tidegate_core::layout::cache::{Admission, PAGE};
 use tidegate_core::layout::{
     CacheReport, DropCause, LayoutNotice, LayoutReport, MemberState, Target,
@@ -212,6 +213,14 @@ pub(crate) fn cache_notes(report: &CacheReport, parts: &[Part]) -> Vec<String> {
     notes
 }
 
+/// Why a disk is used without its flash cache.
+pub(crate) fn unused_cache_note(disk: &Name, problem: &Problem) -> String {
+    format!(
+        "its flash cache is not used: {}; see `tidegate disk show {disk}`",
+        problem.what
+    )
+}
+
 /// How many reads flash answered, and how long the others wait.
 fn hit_note(report: &CacheReport, all: u64, parts: &[Part]) -> String {
     let misses = ratio(report.misses, all);
@@ -274,6 +283,7 @@ fn words(fault: Fault) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tidegate_api::problem::ProblemCode;
     use tidegate_core::layout::cache::CacheMode;
     use tidegate_core::layout::{LayoutSpec, MemberReport};
 
@@ -330,6 +340,17 @@ mod tests {
             removed,
             "it is degraded: member 1 was removed from datastore b, and its place is empty"
         );
+    }
+
+    #[test]
+    fn a_disk_without_its_cache_is_explained_with_the_reason() {
+        let problem = Problem::new(
+            ProblemCode::Datastore,
+            "no device of cache fast can be used",
+        );
+        let note = unused_cache_note(&"db1".parse().unwrap(), &problem);
+        let expected = "its flash cache is not used: no device of cache fast can be used; see `tidegate disk show db1`";
+        assert_eq!(note, expected);
     }
 
     #[test]

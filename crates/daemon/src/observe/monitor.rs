@@ -289,6 +289,9 @@ impl Monitor {
             explanation.notes.extend(part);
             let devices = self.services.disk_service.devices_note(&live);
             explanation.notes.extend(devices);
+        } else if let Some(problem) = live.cache_problem() {
+            let note = layouts::unused_cache_note(live.name(), &problem);
+            explanation.notes.push(note);
         }
         Ok(explanation)
     }

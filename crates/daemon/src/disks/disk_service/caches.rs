@@ -176,6 +176,8 @@ impl DiskService {
                 size_bytes: part.chunks.len() as u64 * chunk,
                 mode: settings.map(|disk| disk.mode),
                 single_device: settings.is_some_and(|disk| disk.single_device),
+                // Of a disk that cannot be found, only the host's record is known.
+                has_dirty: settings.map_or(part.dirty, |disk| disk.has_dirty),
                 target: planned
                     .filter(|_| report.is_some())
                     .map(|planned| planned.described(part.chunks.len(), chunk)),

@@ -106,7 +106,7 @@ families! {
     DISK_CACHE_FREE: Gauge "tidegate_disk_cache_free_bytes" ["disk, datastore, cache"]
         "Bytes of that part that are free.";
     DISK_CACHE_DIRTY: Gauge "tidegate_disk_cache_dirty_bytes" ["disk, datastore, cache"]
-        "Bytes that only the flash cache has, at most: the disk does not.";
+        "Bytes that the disk does not have durably, at most: with write-back only the cache has them, else they are not flushed.";
     DISK_CACHE_DIRTY_AGE: Gauge "tidegate_disk_cache_dirty_age_seconds" ["disk, datastore, cache"]
         "For how long the disk has lacked the oldest of these bytes, since it was attached; 0 if there are none.";
     DISK_CACHE_TO_CLEAN: Gauge "tidegate_disk_cache_time_to_clean_seconds" ["disk, datastore, cache"]

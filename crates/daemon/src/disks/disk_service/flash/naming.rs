@@ -17,6 +17,7 @@ pub(in super::super) struct Naming {
     pub(in super::super) cache: Uuid,
     pub(in super::super) mode: FlashMode,
     pub(in super::super) single_device: bool,
+    pub(in super::super) has_dirty: bool,
 }
 
 impl Naming {
@@ -27,6 +28,7 @@ impl Naming {
             size_bytes: 0,
             mode: Some(self.mode),
             single_device: self.single_device,
+            has_dirty: self.has_dirty,
             target: None,
             at_work: None,
         }
@@ -73,6 +75,7 @@ impl DiskService {
             cache: flash.id,
             mode: flash.mode,
             single_device: flash.single_device,
+            has_dirty: flash.has_dirty,
         })
     }
 }

@@ -77,7 +77,7 @@ impl DiskService {
                     &flash,
                     format!("{remedy}; to lose these writes: {discard}"),
                 )
-                .because(problem))
+                .because_problem(&problem))
             }
             Err(problem) => {
                 // What flash has is void from now on: the disk is written without it.

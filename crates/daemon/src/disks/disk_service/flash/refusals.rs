@@ -3,6 +3,7 @@
 use tidegate_api::cache::{FlashMode, FlashUse};
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_api::units::Size;
 
 use crate::caches::chunks::FEWEST;
 use crate::caches::{Devices, Record};
@@ -32,11 +33,11 @@ pub(in super::super) fn must_be_saved(found: &Found) -> Outcome<()> {
 
 /// Fails if a cache can never give a disk its part.
 pub(super) fn must_fit(record: &Record, flash: &FlashUse) -> Outcome<()> {
-    let least = record.chunk.0 * FEWEST as u64;
-    let size = record.size.0 - record.chunk.0;
-    if flash.max.is_some_and(|max| max.0 < least) {
+    let least = Size(record.chunk.0 * FEWEST as u64);
+    let size = Size(record.size.0 - record.chunk.0);
+    if flash.max.is_some_and(|max| max < least) {
         return Err(os_error::invalid(format!(
-            "a disk's part of cache {} is at least {least} bytes",
+            "a disk's part of cache {} is at least {least}",
             flash.cache
         ))
         .remedy(format!("give --cache-max {least} or more")));
@@ -48,8 +49,8 @@ pub(super) fn must_fit(record: &Record, flash: &FlashUse) -> Outcome<()> {
             .remedy("give a smaller --cache-min, or a larger --cache-max"));
     }
     match flash.min {
-        Some(min) if min.0 > size => Err(os_error::invalid(format!(
-            "cache {} has {size} bytes only",
+        Some(min) if min > size => Err(os_error::invalid(format!(
+            "cache {} has {size} only",
             flash.cache
         ))
         .remedy("give a smaller --cache-min")),
@@ -168,7 +169,7 @@ pub(super) fn unusable(cache: &Name, devices: &Devices) -> Problem {
     match problems.next() {
         Some(first) => {
             let remedy = first.remedy.clone().unwrap_or_default();
-            problem.because(first).remedy(remedy)
+            problem.because_problem(&first).remedy(remedy)
         }
         None => problem.remedy(format!("see `tidegate cache show {cache}`")),
     }

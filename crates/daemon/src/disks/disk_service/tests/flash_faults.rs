@@ -210,6 +210,21 @@ fn a_disk_with_another_name_or_none_keeps_what_only_the_cache_has() {
 }
 
 #[test]
+fn a_cache_lists_which_detached_disks_may_have_writes_on_flash() {
+    let stage = stage();
+    stage.cached(FlashMode::WriteBack);
+    let disk = || {
+        let shown = stage.disk_service.cache(&name("fast")).unwrap();
+        shown.disks.into_iter().next().unwrap()
+    };
+    stage.detach_keeping_dirty("a");
+    assert!(disk().has_dirty && disk().at_work.is_none());
+    stage.attach("a", Outside::Agreed).unwrap();
+    stage.detach("a");
+    assert!(!disk().has_dirty && disk().at_work.is_none());
+}
+
+#[test]
 fn the_part_of_a_disk_that_was_removed_with_nothing_at_stake_is_free() {
     let stage = stage();
     stage.cached(FlashMode::WriteBack);
@@ -368,7 +383,10 @@ fn a_device_whose_file_is_renamed_or_replaced_is_reported_until_it_is_back() {
         problem.to_string().contains("removed or renamed"),
         "{problem}"
     );
-    assert!(problem.remedy.unwrap().contains("write-through"));
+    let remedy = problem.remedy.unwrap();
+    assert!(remedy.contains("write-through"), "{remedy}");
+    let replace = "tidegate cache device replace fast 1 --with PATH";
+    assert!(remedy.contains(replace), "{remedy}");
     let of_disk = service.disk(&name("a")).unwrap().flash.unwrap().problem;
     assert!(of_disk.is_some());
     assert_eq!(service.troubles().len(), 1);
