@@ -174,7 +174,8 @@ impl Cache {
         let mut newest: Option<&Header> = None;
         for (device, of) in found.iter().enumerate() {
             let target = target(device);
-            if let Some(Unreadable::Newer(_)) = of.refusal {
+            // A cache that has nothing else begins empty instead.
+            if self.setup.has_dirty && matches!(of.refusal, Some(Unreadable::Newer(_))) {
                 return self.opened(cx, Err(Refusal::Newer(target)));
             }
             if of.failed == 1 && self.setup.has_dirty {

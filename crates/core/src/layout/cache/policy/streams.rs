@@ -93,7 +93,10 @@ impl Streams {
         let mut age = self.next.wrapping_sub(number);
         // A number from before they wrapped may look young. Its place has another request then, in another chain perhaps:
         // ages increase, so the way has an end, and whatever ends where this request begins is a right answer.
-        while age <= MOST {
+        for _ in 0..LONGEST {
+            if age > MOST {
+                break;
+            }
             let at = &mut self.ring[usize::from(number) % REMEMBERED];
             if at.end == start && at.run > 0 {
                 return core::mem::take(&mut at.run);
@@ -108,6 +111,9 @@ impl Streams {
         0
     }
 }
+
+/// So much of a chain is looked at: a guest that reads one place again and again makes it long.
+const LONGEST: usize = 8;
 
 /// [`REMEMBERED`], as an age.
 const MOST: u16 = 256;

@@ -87,7 +87,7 @@ impl DiskService {
                 match old {
                     Some(old) => service.clear_old(name, &old),
                     // The new one is in the other place: the old one is not needed any more.
-                    None => service.take_device(name, nth, NeedsConsent::No)?,
+                    None => service.take_device(name, nth, Some(progress))?,
                 }
                 Ok(())
             }),
@@ -107,7 +107,7 @@ impl DiskService {
                      remove it: tidegate cache remove {name}"
                 )));
         }
-        self.take_device(name, nth, NeedsConsent::Yes)
+        self.take_device(name, nth, None)
             .map_err(|e| e.within(what))
     }
 
@@ -195,13 +195,23 @@ impl DiskService {
         Ok(old)
     }
 
-    /// Takes a device from a cache. The other one has everything.
-    fn take_device(&self, name: &Name, nth: u8, consent: NeedsConsent) -> Outcome<()> {
+    /// Takes a device from a cache. The other one has everything. A disk that writes back to two devices only writes through
+    /// before, with this progress. Without one, it is a reason to refuse.
+    pub(in crate::disks::disk_service) fn take_device(
+        &self,
+        name: &Name,
+        nth: u8,
+        progress: Option<&Progress>,
+    ) -> Outcome<()> {
         let users = self.claim_users(name)?;
         users.must_do_without(name, nth)?;
-        if consent == NeedsConsent::Yes
-            && let Some(live) = users.live.iter().find(|live| needs_two(live))
-        {
+        if let Some(progress) = progress {
+            // It may have begun to write back since the two had everything.
+            for live in users.losing_safety(nth) {
+                self.go_through(live, progress, None)?;
+                self.note_clean(live)?;
+            }
+        } else if let Some(live) = users.live.iter().find(|live| needs_two(live)) {
             return Err(Problem::new(
                 ProblemCode::Unsupported,
                 format!("disk {} writes back to both devices", live.name()),
@@ -373,14 +383,6 @@ impl DiskService {
             ),
         })
     }
-}
-
-/// Whether a disk that writes back to two devices has to consent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum NeedsConsent {
-    Yes,
-    /// The cache had one device before.
-    No,
 }
 
 impl Users {

@@ -8,6 +8,7 @@ use tidegate_api::disk::DiskDetach;
 use tidegate_api::job::{Job, JobState};
 
 use super::*;
+use crate::disks::copy::Progress;
 
 impl Stage {
     pub(super) fn cache(&self, cache: &str, devices: &[&str]) -> Vec<PathBuf> {
@@ -443,6 +444,18 @@ fn a_cache_of_one_device_gets_a_second_one_or_another_one_while_a_disk_uses_it()
         refused.to_string().contains("writes back to both"),
         "{refused}"
     );
+    assert_eq!(writes_back(&stage, "a"), 2);
+    // The end of a replacement, meanwhile the disk has begun to write back to both: it does not write back to one.
+    service
+        .take_device(&fast, 1, Some(&Progress::default()))
+        .unwrap();
+    service.react_to_caches();
+    let flash = service.disk(&name("a")).unwrap().flash.unwrap();
+    assert_eq!(flash.at_work.unwrap().mode, FlashMode::WriteThrough);
+    let fourth = device(&stage, "f4");
+    stage
+        .job_result(service.add_cache_device(&fast, &fourth))
+        .unwrap();
     assert_eq!(writes_back(&stage, "a"), 2);
     stage.set_flash("a", &single).unwrap();
     service.remove_cache_device(&fast, 1).unwrap();
