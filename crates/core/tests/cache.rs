@@ -14,6 +14,8 @@ mod counters;
 mod faults;
 #[path = "cache/learned.rs"]
 mod learned;
+#[path = "cache/versions.rs"]
+mod versions;
 #[path = "cache/world.rs"]
 mod world;
 

@@ -6,7 +6,7 @@ use tidegate_core::effect::Effect;
 use tidegate_core::layout::cache::area::Area;
 use tidegate_core::layout::cache::policy::Params;
 use tidegate_core::layout::cache::{CacheMode, CacheSetup, PAGE};
-use tidegate_core::layout::{CacheReport, LayoutNotice, LayoutSpec, Members, Tree};
+use tidegate_core::layout::{CacheReport, LayoutNotice, LayoutSpec, Members, Refusal, Tree};
 use tidegate_core::request::{Data, DiskId, Fault, Flags, Op, Outcome, Request, Token};
 use tidegate_core::shard::{Event, Shard};
 use tidegate_core::stack::Stack;
@@ -22,6 +22,8 @@ pub(crate) struct World {
     /// Another I/O thread: the disk changes to it before each event.
     other: Shard,
     pub(crate) out: Vec<Effect>,
+    /// Why it does not open.
+    pub(crate) refusal: Option<Refusal>,
     pub(crate) blocks: BTreeMap<(u8, u64), Box<[u8; BLOCK]>>,
     pub(crate) token: u64,
     pub(crate) now: Time,
@@ -103,7 +105,21 @@ impl World {
         })
     }
 
+    /// A disk whose cache finds these blocks on its device, of the last use that its descriptor names.
+    pub(crate) fn over(blocks: BTreeMap<(u8, u64), Box<[u8; BLOCK]>>, has_dirty: bool) -> World {
+        let cache = CacheSetup {
+            attachments: [1, 2],
+            has_dirty,
+            ..setup(4, None, CacheMode::WriteThrough, 1)
+        };
+        World::finding(blocks, cache)
+    }
+
     fn built(cache: CacheSetup) -> World {
+        World::finding(BTreeMap::new(), cache)
+    }
+
+    fn finding(blocks: BTreeMap<(u8, u64), Box<[u8; BLOCK]>>, cache: CacheSetup) -> World {
         let [shard, other] = [1000, 2000].map(|first| {
             let mut shard = Shard::new(64);
             let arena = (first..first + 64).map(|buffer| Data { buffer, start: 0 });
@@ -116,7 +132,8 @@ impl World {
             shard,
             other,
             out: Vec::new(),
-            blocks: BTreeMap::new(),
+            blocks,
+            refusal: None,
             token: 0,
             now: Time::ZERO,
             reads: [0; 2],
@@ -242,6 +259,10 @@ impl World {
                 if let LayoutNotice::CacheShrunk { chunks } = *notice {
                     self.shrunk += chunks;
                 }
+                return None;
+            }
+            Effect::Opened { outcome, .. } => {
+                self.refusal = outcome.err();
                 return None;
             }
             Effect::Held { .. } => {

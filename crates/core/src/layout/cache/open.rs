@@ -157,6 +157,8 @@ impl Cache {
                 }
                 // Another version may have used the chunk for another disk.
                 Err(Unreadable::Newer(_)) if !Header::is_for(&block[..], cache, disk) => {}
+                // The other place may be blank, or has been found so.
+                Err(_) if matches!(found.refusal, Some(Unreadable::Newer(_))) => {}
                 Err(unreadable) => found.refusal = Some(unreadable),
             },
             _ => found.failed += 1,
