@@ -1,4 +1,4 @@
-//! What another version of the program wrote on flash.
+//! Caches whose flash another version of the program has written.
 
 use super::world::World;
 use tidegate_core::block::BLOCK;
