@@ -104,14 +104,15 @@ impl CacheSignals {
         state.leaving.clone().filter(|_| state.have_left)
     }
 
-    /// Waits for so long until it was cleaned more often than this, and returns how many pages could not be.
-    pub(crate) fn wait_cleaned(&self, before: u64, patience: Duration) -> Option<u64> {
+    /// Waits for so long until it was cleaned more often than this, and returns how often it was, and how many pages could not be
+    /// the last time.
+    pub(crate) fn wait_cleaned(&self, before: u64, patience: Duration) -> Option<(u64, u64)> {
         let waiting = |state: &mut State| state.cleaned <= before && state.lost.is_none();
         let waited = self
             .changed
             .wait_timeout_while(self.state(), patience, waiting);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        (state.cleaned > before).then_some(state.left)
+        (state.cleaned > before).then_some((state.cleaned, state.left))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -129,7 +130,7 @@ mod tests {
         let signals = CacheSignals::default();
         assert_eq!(signals.wait_cleaned(0, Duration::ZERO), None);
         assert!(signals.note(&LayoutNotice::CacheCleaned { left: 2 }));
-        assert_eq!(signals.wait_cleaned(0, Duration::MAX), Some(2));
+        assert_eq!(signals.wait_cleaned(0, Duration::MAX), Some((1, 2)));
         assert!(!signals.is_clean());
         signals.note(&LayoutNotice::CacheCleaned { left: 0 });
         assert!(signals.is_clean());

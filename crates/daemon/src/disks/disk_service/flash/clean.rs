@@ -52,6 +52,8 @@ impl DiskService {
         let dirty = |report: Option<CacheReport>| report.map_or(0, |report| report.dirty * PAGE);
         let total = dirty(live.cache_report());
         progress.expect(total);
+        // A report that comes between two looks is not missed: it may be the only one.
+        let mut seen = begun;
         while !is_over(signals.cleaned()) {
             let report = live.cache_report();
             if signals.lost().is_some() || report.is_none() {
@@ -65,9 +67,10 @@ impl DiskService {
             }
             progress.is_at(total.saturating_sub(dirty(report)));
             progress.check()?;
-            match signals.wait_cleaned(signals.cleaned(), EVERY) {
-                Some(left) if left > 0 => return Err(corrupt(live.name(), left)),
-                _ => {}
+            match signals.wait_cleaned(seen, EVERY) {
+                Some((_, left)) if left > 0 => return Err(corrupt(live.name(), left)),
+                Some((cleaned, _)) => seen = cleaned,
+                None => {}
             }
         }
         if signals.cleaned() > begun && !signals.is_clean() {
