@@ -106,7 +106,13 @@ pub(super) fn open(
 ) -> Outcome<(SharedFile, DeviceLabel)> {
     let label = &record.label(nth);
     let what = || format!("cannot use {} for cache {cache}", path.display());
-    let file = lock(path, patience).map_err(|e| e.within(what()))?;
+    let file = lock(path, patience).map_err(|problem| {
+        let problem = problem.within(what());
+        match problem.code {
+            ProblemCode::NotFound => problem.remedy(missing_remedy(cache, nth, record)),
+            _ => problem,
+        }
+    })?;
     let mut block = [0; BLOCK];
     file.read_at(&mut block, 0)
         .map_err(|e| os_error::io(what(), &e))?;
@@ -140,6 +146,19 @@ pub(super) fn open(
             "put the right device there; if it is lost, take the cache off its disks (tidegate disk set DISK --cache none), \
              remove it (tidegate cache remove {cache}), and create it again"
         )))
+}
+
+/// What to do about a device that is not at its path.
+fn missing_remedy(cache: &Name, nth: u8, record: &Record) -> String {
+    match record.devices().count() {
+        1 => format!(
+            "put the device or file back at that path; if it is lost, take the cache off its disks (tidegate disk set DISK --cache \
+             none, or tidegate disk attach DISK --discard-cache), remove it (tidegate cache remove {cache}), and create it again"
+        ),
+        _ => format!(
+            "put the device or file back at that path, or replace it: tidegate cache device replace {cache} {nth} --with PATH"
+        ),
+    }
 }
 
 pub(super) fn lock(path: &Path, patience: Duration) -> Outcome<SharedFile> {

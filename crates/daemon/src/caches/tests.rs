@@ -239,6 +239,33 @@ fn an_older_record_gives_no_chunks_and_its_devices_are_not_used() {
 }
 
 #[test]
+fn a_device_that_is_missing_is_to_be_put_back_or_replaced() {
+    for (devices, remedy) in [
+        (
+            &["a", "b"][..],
+            "tidegate cache device replace fast 0 --with PATH",
+        ),
+        (&["a"], "tidegate cache remove fast"),
+    ] {
+        let place = Place::new();
+        let order = place.order("fast", devices);
+        place.create(&order).unwrap();
+        let Place { folder, caches } = place;
+        drop(caches);
+        std::fs::remove_file(folder.path().join("a")).unwrap();
+        let again = Caches::new(folder.path());
+        let devices = again.devices(&order.name, &again.record(&order.name).unwrap());
+        let mut missing = devices.problems().into_iter().flatten();
+        let problem = missing.next().expect("it is not there");
+        assert_eq!(missing.next(), None);
+        let missing = problem.remedy.unwrap();
+        assert!(missing.contains("put the device or file back"), "{missing}");
+        assert!(missing.contains(remedy), "{missing}");
+        assert!(!missing.contains("namei"), "{missing}");
+    }
+}
+
+#[test]
 fn parts_are_given_while_one_of_two_devices_cannot_be_read() {
     let place = Place::new();
     let order = place.order("fast", &["a", "b"]);
