@@ -28,6 +28,9 @@ pub struct Cache {
     pub chunk_bytes: u64,
     /// Bytes that disks have written there and that their datastores do not have, at most.
     pub dirty_bytes: u64,
+    /// Dirty pages of 64 KiB that cannot be brought to the datastores: flash does not return what was written.
+    #[serde(default)]
+    pub unreadable_pages: u64,
     /// For how long its disks have lacked the oldest of them, in seconds. Null: nothing is dirty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty_age_s: Option<f64>,
@@ -153,11 +156,15 @@ pub struct CacheCounts {
     pub free_bytes: u64,
     /// Bytes that the disk does not have, at most.
     pub dirty_bytes: u64,
+    /// Dirty pages of 64 KiB that cannot be brought to the disk: flash does not return what was written. Reads of them fail.
+    #[serde(default)]
+    pub unreadable_pages: u64,
     /// For how long the disk has lacked the oldest of them, in seconds, but not from before it was attached. It is too high by a
     /// second or a 64th at most. Null: nothing is dirty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty_age_s: Option<f64>,
-    /// Seconds until all of them are on the disk, at the pace of the last cleaning. Null: nothing was cleaned yet.
+    /// Seconds until all of them are on the disk, at the pace of the last cleaning. Null: nothing was cleaned yet, or some
+    /// cannot be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_to_clean_s: Option<f64>,
     /// Reads of pages of 64 KiB that flash answered.

@@ -234,10 +234,30 @@ pub(crate) fn hit_ratio(counts: &CacheCounts) -> String {
     format!("{percent:.1}%")
 }
 
-fn state(cache: &Answer) -> &'static str {
+/// The state in one or a few words.
+fn state(cache: &Answer) -> String {
+    match (&cache.problem, cache.unreadable_pages) {
+        (None, 0) => "ok".to_owned(),
+        (Some(_), 0) => "problem".to_owned(),
+        (_, pages) => unreadable(pages),
+    }
+}
+
+/// The state, with the problem and what to do if pages cannot be read. The problem of a device stands beside the device.
+fn full_state(cache: &Answer) -> String {
     match &cache.problem {
-        Some(_) => "problem",
-        None => "ok",
+        Some(problem) if cache.unreadable_pages > 0 => {
+            format!("{}\n{}", state(cache), sentences(problem))
+        }
+        _ => state(cache),
+    }
+}
+
+/// How many pages cannot be read.
+fn unreadable(pages: u64) -> String {
+    match pages {
+        1 => "1 page unreadable".to_owned(),
+        _ => format!("{pages} pages unreadable"),
     }
 }
 
@@ -334,15 +354,18 @@ fn dirty(cache: &Answer) -> String {
     }
 }
 
-/// How old the oldest dirty data is, and when it is clean, in brackets.
+/// How old the oldest dirty data is, and when it is clean or how much of it cannot be read, in brackets.
 pub(crate) fn dirty_words(counts: &CacheCounts) -> String {
     let Some(age) = counts.dirty_age_s else {
         return String::new();
     };
-    match counts.time_to_clean_s {
-        Some(left) => format!(" (for {}, clean in {})", rough(age), rough(left)),
-        None => format!(" (for {})", rough(age)),
+    let mut words = format!(" (for {}", rough(age));
+    match (counts.unreadable_pages, counts.time_to_clean_s) {
+        (0, Some(left)) => words.push_str(&format!(", clean in {}", rough(left))),
+        (0, None) => {}
+        (pages, _) => words.push_str(&format!(", {}", unreadable(pages))),
     }
+    words + ")"
 }
 
 /// The write budget, and how much of it is left.
@@ -371,7 +394,7 @@ impl Shown for Answer {
     fn table(&self, _: Detail) -> String {
         let mut pairs = vec![
             ("name", self.name.to_string()),
-            ("state", state(self).to_owned()),
+            ("state", full_state(self)),
             ("devices", devices(self)),
             ("size", figures::bytes(self.size_bytes)),
             ("free", figures::bytes(self.free_bytes)),
@@ -427,7 +450,7 @@ impl Shown for CacheList {
                     2 => figures::yes_no(true),
                     _ => figures::yes_no(false),
                 },
-                state(cache).to_owned(),
+                state(cache),
             ]
         };
         let rows: Vec<_> = self.caches.iter().map(row).collect();
@@ -443,6 +466,7 @@ impl Shown for CacheList {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tidegate_api::problem::{Problem, ProblemCode};
 
     #[test]
     fn an_endurance_is_read_with_its_unit_or_without() {
@@ -460,6 +484,8 @@ mod tests {
         assert_eq!(dirty_words(&counts), " (for 1min 6s)");
         counts.time_to_clean_s = Some(0.5);
         assert_eq!(dirty_words(&counts), " (for 1min 6s, clean in 1s)");
+        counts.unreadable_pages = 480;
+        assert_eq!(dirty_words(&counts), " (for 1min 6s, 480 pages unreadable)");
     }
 
     #[test]
@@ -503,6 +529,7 @@ mod tests {
             free_bytes: 4 << 20,
             chunk_bytes: 1 << 20,
             dirty_bytes: 64 << 10,
+            unreadable_pages: 0,
             dirty_age_s: None,
             flash_written_bytes_total: 0,
             flash_journal_bytes_total: 0,
@@ -514,6 +541,14 @@ mod tests {
             problem: None,
         };
         assert_eq!(dirty(&cache(disk(false))), "64KiB");
+        let mut broken = cache(disk(true));
+        assert_eq!(full_state(&broken), "ok");
+        broken.unreadable_pages = 1;
+        broken.problem = Some(Problem::new(ProblemCode::Corrupt, "lost").remedy("write it again"));
+        assert_eq!(state(&broken), "1 page unreadable");
+        let full = full_state(&broken);
+        assert!(full.starts_with("1 page unreadable\n"), "{full}");
+        assert!(full.contains("rite it again"), "{full}");
         assert_eq!(dirty(&cache(disk(true))), "up to 4.06MiB");
         let text = used(&disk(true), "4MiB");
         let expected = "db1: 4MiB, not attached with it, may have writes that are only on flash";

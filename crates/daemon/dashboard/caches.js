@@ -80,7 +80,7 @@ export class CachesPage {
   #fill(card, cache) {
     const look = cache.problem ? "bad" : cache.budget_is_spent ? "warn" : "good";
     card.badge.dataset.look = look;
-    say(card.badge, { bad: "⚠ problem", warn: "⚠ write budget used up: nothing enters it", good: "in order" }[look]);
+    say(card.badge, { bad: cache.unreadable_pages > 0 ? `⚠ pages unreadable: ${count(cache.unreadable_pages)}` : "⚠ problem", warn: "⚠ write budget used up: nothing enters it", good: "in order" }[look]);
     say(card.devices, cache.devices.map((device) => `${device.device}: ${device.path}${state(device)}`).join(", ")
       || (cache.problem ? cache.problem.what : ""));
     const at = cache.disks.map((disk) => disk.at_work).filter(Boolean);

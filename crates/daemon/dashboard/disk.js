@@ -130,6 +130,7 @@ export class DiskPage {
       lines.push(`${bytes(at.size_bytes - at.free_bytes)} of ${bytes(at.size_bytes)} used, on ${count(at.devices)} ${at.devices === 1 ? "device" : "devices"}`);
       lines.push(reads ? `${percent(at.hits_total / reads)} of ${count(reads)} page reads hit since it was attached` : "no reads yet");
       lines.push(`${bytes(at.dirty_bytes)} only on flash${at.dirty_age_s == null ? "" : ` (for ${span(at.dirty_age_s)})`}, ${bytes(at.flash_written_bytes_total)} written to flash`);
+      if (at.unreadable_pages > 0) lines.push(`⚠ ${count(at.unreadable_pages)} pages that only flash has cannot be read: reads of them fail`);
       if (at.corrupt_blocks_total > 0) lines.push(`⚠ ${at.corrupt_blocks_total} times a block on flash was not as it was written`);
     } else if (flash.has_dirty) {
       lines.push("some writes are only on flash");

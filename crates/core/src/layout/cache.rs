@@ -1055,6 +1055,7 @@ impl Layout for Cache {
             pages: self.map.len(),
             free: self.map.free_count(),
             dirty: self.cleaner.dirty_pages() as u64,
+            unreadable: self.cleaner.unreadable_pages() as u64,
             dirty_since: self.cleaner.oldest(),
             time_to_clean: self.cleaner.time_to_clean(),
             keeps_dirty: self.keeps_dirty,

@@ -47,10 +47,13 @@ pub struct CacheReport {
     pub free: u32,
     /// Pages with blocks that the disk may not have durably.
     pub dirty: u64,
+    /// Of these, pages that cannot be brought to the disk: no device returns their dirty blocks as they were written.
+    pub unreadable: u64,
     /// Since when the oldest of them lacks something; after a start, since then. It is too early by a second or a 64th of the age
     /// at most.
     pub dirty_since: Option<Time>,
-    /// How long it takes to clean all of them, at the pace of the last cleaning. None: nothing was cleaned yet.
+    /// How long it takes to clean all of them, at the pace of the last cleaning. None: nothing was cleaned yet, or
+    /// some cannot be cleaned.
     pub time_to_clean: Option<Span>,
     /// Whether an answered write may be on flash only. In write-through mode it is false once everything was cleaned.
     pub keeps_dirty: bool,

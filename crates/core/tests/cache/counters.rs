@@ -92,6 +92,35 @@ fn each_read_of_what_is_corrupt_on_flash_only_counts_and_one_in_a_minute_is_repo
     assert_eq!(world.corrupt, 2);
 }
 
+#[test]
+fn dirty_pages_that_no_device_returns_as_written_are_counted_until_they_are_written_again() {
+    let mut world = World::of_devices(16, Some(Params::LRU), CacheMode::WriteBack, 2);
+    world.may_fail = true;
+    // There is a pace of cleaning.
+    world.write(8 * PAGE, PAGE);
+    world.pass(Span::from_secs(3));
+    assert_eq!(world.cache().time_to_clean, Some(Span::ZERO));
+    for page in 0..4 {
+        world.write(page * PAGE, PAGE);
+    }
+    assert_eq!(world.cache().unreadable, 0, "nothing was read yet");
+    world.sum = 1;
+    order(&mut world, LayoutOrder::CleanCache);
+    let report = world.cache();
+    assert_eq!((report.dirty, report.unreadable), (4, 4));
+    assert_eq!(report.time_to_clean, None);
+    world.sum = 0;
+    world.write(0, PAGE);
+    assert_eq!(world.cache().unreadable, 3);
+    for page in 1..4 {
+        world.write(page * PAGE, PAGE);
+    }
+    world.pass(Span::from_secs(3));
+    let report = world.cache();
+    assert_eq!((report.dirty, report.unreadable), (0, 0));
+    assert!(report.time_to_clean.is_some());
+}
+
 /// A guest that never flushes causes no more work once it has been idle for a while: nothing wakes its thread.
 #[test]
 fn an_idle_cache_whose_guest_never_flushed_has_no_deadline() {

@@ -186,6 +186,7 @@ impl DiskService {
         let live = self.live.all();
         troubles.extend(live.iter().filter_map(|live| leases::lost(live)));
         troubles.extend(live.iter().filter_map(|live| live.cache_problem()));
+        troubles.extend(self.unreadable_pages());
         troubles.extend(self.caches.astray.all());
         troubles.extend(self.claims.all_overdue());
         troubles

@@ -204,6 +204,12 @@ pub(crate) fn cache_notes(report: &CacheReport, parts: &[Part]) -> Vec<String> {
     if report.dirty > 0 {
         notes.push(dirty_note(report));
     }
+    if report.unreadable > 0 {
+        notes.push(format!(
+            "{} pages of 64 KiB that only flash has cannot be read: reads of them fail until they are written again",
+            report.unreadable
+        ));
+    }
     if report.corrupt_blocks > 0 {
         notes.push(format!(
             "{} blocks of 4 KiB that were read from its flash cache were not as they were written: its device may be failing",
@@ -366,6 +372,7 @@ mod tests {
             pages: 64,
             free: 0,
             dirty: 32,
+            unreadable: 0,
             dirty_since: None,
             time_to_clean: None,
             keeps_dirty: false,
@@ -394,5 +401,11 @@ mod tests {
         report.corrupt_blocks = 3;
         let notes = cache_notes(&report, &[]);
         assert!(notes[1].contains("3 blocks of 4 KiB"), "{notes:?}");
+        report.unreadable = 2;
+        let notes = cache_notes(&report, &[]);
+        assert!(
+            notes[1].contains("2 pages of 64 KiB that only flash has"),
+            "{notes:?}"
+        );
     }
 }

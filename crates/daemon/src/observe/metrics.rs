@@ -624,6 +624,7 @@ mod tests {
                 "fast".parse().unwrap(),
                 CacheCounts {
                     dirty_bytes: 65_536,
+                    unreadable_pages: 1,
                     dirty_age_s: Some(12.5),
                     hits_total: 7,
                     flash_journal_bytes_total: 512,
@@ -656,6 +657,7 @@ mod tests {
             free_bytes: 512,
             chunk_bytes: 512,
             dirty_bytes: 0,
+            unreadable_pages: 0,
             dirty_age_s: None,
             flash_written_bytes_total: 8192,
             flash_journal_bytes_total: 4096,
@@ -690,6 +692,7 @@ mod tests {
         let labels = "disk=\"a\",datastore=\"local\",cache=\"fast\"";
         for line in [
             format!("tidegate_disk_cache_dirty_bytes{{{labels}}} 65536"),
+            format!("tidegate_disk_cache_unreadable_bytes{{{labels}}} 65536"),
             format!("tidegate_disk_cache_dirty_age_seconds{{{labels}}} 12.5"),
             format!("tidegate_disk_cache_hits_total{{{labels}}} 7"),
             format!("tidegate_disk_cache_journal_bytes_total{{{labels}}} 512"),

@@ -316,9 +316,17 @@ impl Cleaner {
         self.ages.oldest()
     }
 
-    /// How long it takes to clean everything, if that is known.
+    /// Pages with dirty blocks that no device returned as they were written when they were to be cleaned.
+    pub(super) fn unreadable_pages(&self) -> usize {
+        self.broken.len()
+    }
+
+    /// How long it takes to clean everything, if that is known. It never ends while a page cannot be read.
     pub(super) fn time_to_clean(&self) -> Option<Span> {
-        self.pace.time_of(self.dirty.len() as u64)
+        match self.broken.is_empty() {
+            true => self.pace.time_of(self.dirty.len() as u64),
+            false => None,
+        }
     }
 
     /// So many pages have come to the disk.

@@ -16,7 +16,7 @@ use tidegate_core::layout::{CacheReport, LayoutOrder};
 use tidegate_core::units::Span;
 
 use super::DiskService;
-use super::flash::{Naming, became_clean, new_attachment};
+use super::flash::{Naming, became_clean, new_attachment, unreadable_pages};
 use crate::caches::{Record, Total, chunks};
 use crate::disks::attached::{Attached, CacheInUse};
 use crate::os_error::{self, Outcome};
@@ -194,6 +194,11 @@ impl DiskService {
         let astray = |nth| self.caches.astray.of(name, nth);
         let problems = problems.map(|(nth, problem)| problem.or_else(|| astray(nth)));
         let problems: Vec<_> = problems.collect();
+        // Writes that are lost matter more than a device that is missing.
+        let unreadable = using
+            .iter()
+            .filter(|(.., report)| report.in_use)
+            .find_map(|(disk, _, report)| unreadable_pages(disk, name, report.unreadable));
         let now = tidegate_engine::now();
         let left = self.caches.budgets.left(name, record, now);
         let dirty: u64 = using.iter().map(|(.., report)| report.dirty).sum();
@@ -220,6 +225,7 @@ impl DiskService {
             free_bytes: chunks::free(record.chunks(), &record.parts) as u64 * chunk,
             chunk_bytes: chunk,
             dirty_bytes: dirty * PAGE,
+            unreadable_pages: using.iter().map(|(.., report)| report.unreadable).sum(),
             dirty_age_s: using
                 .iter()
                 .filter_map(|(.., report)| dirty_age(report))
@@ -231,7 +237,7 @@ impl DiskService {
             budget_left_bytes: left.map(|left| u64::try_from(left.bytes).unwrap_or(0)),
             budget_is_spent: left.is_some_and(|left| left.is_spent),
             disks,
-            problem: problems.into_iter().flatten().next(),
+            problem: unreadable.or_else(|| problems.into_iter().flatten().next()),
         }
     }
 
@@ -267,7 +273,14 @@ impl DiskService {
     fn cache_problem(&self, live: &Attached) -> Option<Problem> {
         let astray = |using: CacheInUse| self.caches.astray.of_cache(&using.cache);
         live.cache_problem()
+            .or_else(|| unreadable_of(live))
             .or_else(|| live.cache().and_then(astray))
+    }
+
+    /// Attached disks with writes that only their cache has and that it cannot read.
+    pub(super) fn unreadable_pages(&self) -> Vec<Problem> {
+        let live = self.live.all();
+        live.iter().filter_map(|live| unreadable_of(live)).collect()
     }
 
     /// Records what caches have reported. Returns whether something is to be tried again.
@@ -391,6 +404,12 @@ fn lost(disk: &Name, cache: &Name, pages: u64) -> Problem {
     ))
 }
 
+fn unreadable_of(live: &Attached) -> Option<Problem> {
+    // One that has failed has another problem.
+    let report = live.cache_report().filter(|report| report.in_use)?;
+    unreadable_pages(live.name(), &live.cache()?.cache, report.unreadable)
+}
+
 /// What a cache's report says, in bytes.
 pub(crate) fn counts(report: &CacheReport) -> CacheCounts {
     CacheCounts {
@@ -405,6 +424,7 @@ pub(crate) fn counts(report: &CacheReport) -> CacheCounts {
         size_bytes: u64::from(report.pages) * PAGE,
         free_bytes: u64::from(report.free) * PAGE,
         dirty_bytes: report.dirty * PAGE,
+        unreadable_pages: report.unreadable,
         dirty_age_s: dirty_age(report),
         time_to_clean_s: report.time_to_clean.map(seconds),
         hits_total: report.hits,
@@ -442,6 +462,7 @@ fn unreadable(name: Name, problem: Problem) -> Cache {
         free_bytes: 0,
         chunk_bytes: 0,
         dirty_bytes: 0,
+        unreadable_pages: 0,
         dirty_age_s: None,
         flash_written_bytes_total: 0,
         flash_journal_bytes_total: 0,

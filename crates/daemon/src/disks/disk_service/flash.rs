@@ -56,8 +56,8 @@ pub(crate) use divide::divide_caches;
 pub(crate) use learned::store_policies;
 pub(super) use naming::Naming;
 pub(super) use plan::Using;
-pub(super) use refusals::must_be_saved;
 use refusals::{depends_on_one, must_be_saved_first, must_fit, not_whole, unusable};
+pub(super) use refusals::{must_be_saved, unreadable_pages};
 
 /// How long a command that is no job waits until a cache is clean. The command line has it cleaned by a job before.
 const CLEANING: Duration = Duration::from_secs(25);

@@ -3,13 +3,14 @@
 use std::fmt::Display;
 
 use tidegate_api::cache::{Cache, CacheCounts};
+use tidegate_core::layout::cache::PAGE;
 
 use super::families::{
     CACHE_BEHIND, CACHE_BUDGET, CACHE_BUDGET_LEFT, CACHE_BUDGET_SPENT, CACHE_BYTES, CACHE_CORRUPT,
     CACHE_FREE, CACHE_JOURNAL, CACHE_WRITTEN, DISK_CACHE_CORRUPT, DISK_CACHE_DIRTY,
     DISK_CACHE_DIRTY_AGE, DISK_CACHE_FAULTS, DISK_CACHE_FILLS, DISK_CACHE_FREE, DISK_CACHE_HITS,
     DISK_CACHE_JOURNAL, DISK_CACHE_MISSES, DISK_CACHE_SIZE, DISK_CACHE_TO_CLEAN,
-    DISK_CACHE_WRITTEN, Family,
+    DISK_CACHE_UNREADABLE, DISK_CACHE_WRITTEN, Family,
 };
 use super::{AttachedMoment, Page};
 
@@ -21,6 +22,9 @@ pub(super) fn families(page: &mut Page, disks: &[AttachedMoment]) {
     count(page, &DISK_CACHE_SIZE, |counts| counts.size_bytes);
     count(page, &DISK_CACHE_FREE, |counts| counts.free_bytes);
     count(page, &DISK_CACHE_DIRTY, |counts| counts.dirty_bytes);
+    count(page, &DISK_CACHE_UNREADABLE, |counts| {
+        counts.unreadable_pages * PAGE
+    });
     each(page, disks, &DISK_CACHE_DIRTY_AGE, |counts| {
         Some(counts.dirty_age_s.unwrap_or(0.0))
     });

@@ -107,10 +107,12 @@ families! {
         "Bytes of that part that are free.";
     DISK_CACHE_DIRTY: Gauge "tidegate_disk_cache_dirty_bytes" ["disk, datastore, cache"]
         "Bytes that the disk does not have durably, at most: with write-back only the cache has them, else they are not flushed.";
+    DISK_CACHE_UNREADABLE: Gauge "tidegate_disk_cache_unreadable_bytes" ["disk, datastore, cache"]
+        "Dirty pages that cannot be brought to the disk, in bytes: flash does not return what was written, and reads of them fail.";
     DISK_CACHE_DIRTY_AGE: Gauge "tidegate_disk_cache_dirty_age_seconds" ["disk, datastore, cache"]
         "For how long the disk has lacked the oldest of these bytes, since it was attached; 0 if there are none.";
     DISK_CACHE_TO_CLEAN: Gauge "tidegate_disk_cache_time_to_clean_seconds" ["disk, datastore, cache"]
-        "How long it takes to bring these bytes to the disk, at the last pace; absent until something was cleaned.";
+        "How long it takes to bring these bytes to the disk, at the last pace; absent until something was cleaned, and while pages cannot be read.";
     DISK_CACHE_HITS: Counter "tidegate_disk_cache_hits_total" ["disk, datastore, cache"]
         "Reads of pages of 64 KiB that the flash cache answered.";
     DISK_CACHE_MISSES: Counter "tidegate_disk_cache_misses_total" ["disk, datastore, cache"]

@@ -110,6 +110,24 @@ pub(super) fn corrupt(disk: &Name, left: u64) -> Problem {
     ))
 }
 
+/// The problem of a disk some of whose writes only its cache has, which cannot be read from it, if there are any.
+pub(in super::super) fn unreadable_pages(disk: &Name, cache: &Name, pages: u64) -> Option<Problem> {
+    let pages = match pages {
+        0 => return None,
+        1 => "1 page of 64 KiB".to_owned(),
+        pages => format!("{pages} pages of 64 KiB"),
+    };
+    let problem = Problem::new(
+        ProblemCode::Corrupt,
+        format!("{pages} of disk {disk} cannot be read from cache {cache}"),
+    )
+    .because("the datastore does not have these writes, and flash does not return what was written")
+    .remedy(format!(
+        "they are lost unless the guest writes these pages again: restore a copy over them; bring the other dirty pages to the          datastore with `tidegate cache flush {cache} {disk}`; to go on without them: tidegate disk detach {disk} --keep-dirty, then          tidegate disk attach {disk} --discard-cache"
+    ));
+    Some(problem)
+}
+
 pub(super) fn not_yet(live: &Attached) -> Problem {
     let name = live.name();
     let cache = live
@@ -172,5 +190,35 @@ pub(super) fn unusable(cache: &Name, devices: &Devices) -> Problem {
             problem.because_problem(&first).remedy(remedy)
         }
         None => problem.remedy(format!("see `tidegate cache show {cache}`")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_that_cannot_be_read_are_a_problem_with_what_to_do() {
+        let problem = |pages| {
+            let [disk, cache] = ["db1", "fast"].map(|name| name.parse().unwrap());
+            unreadable_pages(&disk, &cache, pages)
+        };
+        assert_eq!(problem(0), None);
+        let one = problem(1).unwrap();
+        assert!(
+            one.what.starts_with("1 page of 64 KiB of disk db1"),
+            "{one}"
+        );
+        let many = problem(480).unwrap();
+        assert!(many.what.starts_with("480 pages of 64 KiB"), "{many}");
+        let remedy = many.remedy.unwrap();
+        for part in [
+            "writes these pages again",
+            "tidegate cache flush fast db1",
+            "tidegate disk detach db1 --keep-dirty",
+            "tidegate disk attach db1 --discard-cache",
+        ] {
+            assert!(remedy.contains(part), "{part}: {remedy}");
+        }
     }
 }
