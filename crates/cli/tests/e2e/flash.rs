@@ -15,6 +15,7 @@ use crate::support::program::{PATIENCE, Program, Service, find};
 use crate::support::server::wait_until_it_answers;
 
 mod devices;
+mod unreadable;
 
 /// A daemon with disk `d` and cache `fast` of two files, which may be written often.
 fn start(place: &Place) -> Daemon {
