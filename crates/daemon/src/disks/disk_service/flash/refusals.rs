@@ -123,7 +123,9 @@ pub(in super::super) fn unreadable_pages(disk: &Name, cache: &Name, pages: u64) 
     )
     .because("the datastore does not have these writes, and flash does not return what was written")
     .remedy(format!(
-        "they are lost unless the guest writes these pages again: restore a copy over them; bring the other dirty pages to the          datastore with `tidegate cache flush {cache} {disk}`; to go on without them: tidegate disk detach {disk} --keep-dirty, then          tidegate disk attach {disk} --discard-cache"
+        "they are lost unless the guest writes these pages again: restore a copy over them; bring the other dirty pages to the \
+         datastore with `tidegate cache flush {cache} {disk}`; to go on without them: tidegate disk detach {disk} \
+         --keep-dirty, then tidegate disk attach {disk} --discard-cache"
     ));
     Some(problem)
 }
@@ -212,6 +214,7 @@ mod tests {
         let many = problem(480).unwrap();
         assert!(many.what.starts_with("480 pages of 64 KiB"), "{many}");
         let remedy = many.remedy.unwrap();
+        assert!(!remedy.contains("  "), "{remedy}");
         for part in [
             "writes these pages again",
             "tidegate cache flush fast db1",
