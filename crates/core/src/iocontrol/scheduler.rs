@@ -299,18 +299,13 @@ impl Scheduler {
             let Some(disk) = &mut self.disks[slot] else {
                 continue;
             };
-            let part = part_in(&self.orders, disk.key, on);
+            let part = part_of(&self.orders, disk.key, on);
             if part != disk.part {
                 disk.part = part;
                 let slot = u32::try_from(slot).expect("disks are numbered in 32 bits");
                 self.release_from_part(now, slot);
             }
         }
-    }
-
-    /// What a disk may have in flight.
-    fn part_of(&self, key: DiskKey) -> u64 {
-        part_in(&self.orders, key, !self.passing)
     }
 
     /// Updates `calm`. Call it whenever one of its conditions has changed.
@@ -630,7 +625,7 @@ impl Scheduler {
 }
 
 /// What the orders let a disk have in flight; everything unless they are `on`.
-fn part_in(orders: &Orders, key: DiskKey, on: bool) -> u64 {
+fn part_of(orders: &Orders, key: DiskKey, on: bool) -> u64 {
     let part = orders.parts.binary_search_by_key(&key, |(key, _)| *key);
     let part = part.ok().filter(|_| on);
     part.map_or(u64::MAX, |at| orders.parts[at].1)

@@ -151,7 +151,7 @@ mod portable {
     }
 
     /// What a byte of the first row adds to its column, once it is substituted.
-    const COLUMNS: [u32; 256] = {
+    static COLUMNS: [u32; 256] = {
         let mut columns = [0; 256];
         let (mut place, mut byte) = (0, 0_u8);
         while place < columns.len() {

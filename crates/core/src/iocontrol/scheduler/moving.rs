@@ -7,7 +7,7 @@
 //! - the cost in flight of a disk is counted at the thread that has the disk. While it is between two, it is counted nowhere, and
 //!   others may start as much
 
-use super::Scheduler;
+use super::{Scheduler, part_of};
 use crate::iocontrol::account::Account;
 use crate::iocontrol::disk::{Disk, Queued};
 use crate::request::DiskId;
@@ -59,7 +59,7 @@ impl Scheduler {
         self.add(now, disk, come.key, &come.policy);
         self.now = now;
         come.shrink(self.theta());
-        come.part = self.part_of(come.key);
+        come.part = part_of(&self.orders, come.key, !self.passing);
         self.held += come.queue.len() + background.len();
         self.member.start(account.in_flight());
         if come.overdue {

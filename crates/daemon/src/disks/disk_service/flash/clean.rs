@@ -40,7 +40,8 @@ impl DiskService {
         self.follow_cleaning(live, before, progress, until, |_| is_through(live))
     }
 
-    fn follow_cleaning(
+    /// Follows a cleaning that began after this number of reports, until it is over.
+    pub(in super::super) fn follow_cleaning(
         &self,
         live: &Attached,
         begun: u64,

@@ -1,6 +1,7 @@
 //! Flash caches after faults: what the daemon believes of reports, and what it does with parts and descriptors then.
 
 use std::fmt::Debug;
+use std::time::Instant;
 
 use tidegate_api::cache::{Dirty, DiskFlashSet, FlashMode, FlashUse, SingleDevice};
 use tidegate_core::layout::cache::CacheMode;
@@ -11,6 +12,7 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 use super::flash::said;
 use super::*;
+use crate::disks::copy::Progress;
 use crate::disks::notices::Notice;
 
 impl Stage {
@@ -264,6 +266,23 @@ fn a_detach_that_fails_lets_the_cache_go_on_in_the_mode_that_it_had() {
         assert_eq!(live.cache_report().unwrap().mode, before);
         assert!(stage.flash("a").unwrap().has_dirty);
     }
+    stage.detach_keeping_dirty("a");
+}
+
+#[test]
+fn a_report_that_comes_before_anybody_waits_ends_a_cleaning() {
+    let stage = stage();
+    let live = stage.cached(FlashMode::WriteBack);
+    let service = &stage.disk_service;
+    let signals = service.notices.cache_signals(&name("a"));
+    let begun = signals.cleaned();
+    // The only one: pages that cannot be read do not become clean.
+    signals.note(&LayoutNotice::CacheCleaned { left: 3 });
+    let until = Some(Instant::now() + Duration::from_secs(3));
+    let progress = Progress::default();
+    let followed = service.follow_cleaning(&live, begun, &progress, until, |_| false);
+    let problem = followed.unwrap_err();
+    assert!(problem.to_string().contains("3 pages"), "{problem}");
     stage.detach_keeping_dirty("a");
 }
 
