@@ -22,6 +22,7 @@ pub mod governor;
 pub mod histogram;
 pub mod iocontrol;
 pub mod layout;
+pub mod monitor;
 pub(crate) mod qos;
 pub mod range_lock;
 pub mod request;
