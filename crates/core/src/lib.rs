@@ -29,6 +29,7 @@ pub mod request;
 pub mod shard;
 pub mod slab;
 pub mod stack;
+pub mod turns;
 pub mod units;
 
 /// The manual of filters, whose example is compiled and run with the documentation's tests.
