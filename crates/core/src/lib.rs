@@ -26,10 +26,11 @@ pub mod monitor;
 pub(crate) mod qos;
 pub mod range_lock;
 pub mod request;
+pub mod round_robin;
 pub mod shard;
 pub mod slab;
 pub mod stack;
-pub mod turns;
+
 pub mod units;
 
 /// The manual of filters, whose example is compiled and run with the documentation's tests.

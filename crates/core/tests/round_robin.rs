@@ -4,7 +4,7 @@
 
 use proptest::prelude::*;
 use std::collections::{BinaryHeap, VecDeque};
-use tidegate_core::turns::{
+use tidegate_core::round_robin::{
     Allowance, Cost, Flow, Flows, IN_FLIGHT, IoClass, Left, MOST_BYTES, MOST_REQUESTS, QUANTUM,
     RoundRobin, Share, TURN, Weight,
 };
