@@ -6,7 +6,7 @@
 //!
 //! Reading order: [`spec`] (the models and their names), [`mod@array`] (the interface, and how an I/O becomes work for
 //! members), `stripe.rs` (RAID layouts), `cache.rs` (the write-back cache), `disk.rs` and `ssd.rs` (members),
-//! `clock.rs` (changes of speed and stalls), [`random`].
+//! `clock.rs` (changes of speed and stalls), [`random`]. [`cpu`] stands beside them: cores that tasks share.
 //!
 //! # Example
 //! ```
@@ -32,6 +32,7 @@ extern crate alloc;
 pub mod array;
 mod cache;
 mod clock;
+pub mod cpu;
 mod disk;
 mod kind;
 pub mod random;
