@@ -56,6 +56,7 @@ pub mod scenario;
 pub mod seeds;
 mod slots;
 pub mod swarm;
+pub mod threads;
 pub mod trace;
 pub mod world;
 

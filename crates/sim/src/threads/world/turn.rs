@@ -1,0 +1,355 @@
+//! The turn of an I/O thread of a world: what it takes, what that costs, and when it polls or sleeps.
+
+use super::super::guest::{Request, Vcpu};
+use super::super::io_thread::{Doing, Taken};
+use super::super::trace::{Idle, Phase};
+use super::{Event, World};
+use tidegate_core::monitor::weight;
+use tidegate_core::round_robin::{Allowance, Flow, Flows, Left};
+use tidegate_core::units::Span;
+use tidegate_model::cpu::ENDLESS;
+
+/// Completions of datastores in a turn, as in the engine.
+const COMPLETIONS: usize = 256;
+/// Requests of a queue in a piece of a turn, as in the engine.
+const REQUESTS: u32 = 16;
+
+impl World<'_> {
+    pub(super) fn wake_thread(&mut self, thread: usize) {
+        let own = &mut self.threads[thread];
+        own.doing = Doing::Turning;
+        own.totals.wakes += 1;
+        let task = own.task;
+        self.cpus.wake(self.now, task, self.trace.costs.turn);
+    }
+
+    /// A vCPU's kick has arrived.
+    pub(super) fn kicked(&mut self, vcpu: usize) {
+        let thread = self.disks[self.vcpus[vcpu].vm].thread;
+        let own = &mut self.vcpus[vcpu];
+        own.kicking = false;
+        own.armed = false;
+        own.last = self.now;
+        self.threads[thread].totals.kicks += 1;
+        self.nudge(thread);
+    }
+
+    /// A thread has done what it was at.
+    pub(super) fn thread_done(&mut self, thread: usize) {
+        let run = self.run_time(self.threads[thread].task);
+        let took = run - self.threads[thread].turn_began;
+        self.threads[thread].count(run);
+        match self.threads[thread].doing {
+            Doing::Turning => {
+                self.learn(thread, took);
+                if self.finish_turn(thread) {
+                    return;
+                }
+            }
+            Doing::Calling => {
+                let mut calls = std::mem::take(&mut self.threads[thread].calls);
+                self.threads[thread].totals.calls += calls.len() as u64;
+                for vcpu in calls.drain(..) {
+                    self.interrupt(vcpu);
+                }
+                self.threads[thread].calls = calls;
+            }
+            Doing::Polling | Doing::Sleeping => {}
+        }
+        self.next_turn(thread);
+    }
+
+    /// Replies to what the turn has done, and starts I/O of the datastore. Returns whether guests are called now.
+    fn finish_turn(&mut self, thread: usize) -> bool {
+        let mut taken = std::mem::take(&mut self.threads[thread].taken);
+        for Taken {
+            vcpu,
+            request,
+            completed,
+        } in taken.drain(..)
+        {
+            let vm = self.vcpus[vcpu].vm;
+            let latency = self.load(vm, request.phase).latency;
+            if completed || latency == 0 {
+                self.answer(thread, vcpu, request);
+            } else {
+                self.threads[thread].in_flight += 1;
+                let after = latency / 2 + self.random.exponential(latency / 2);
+                let event = Event::Completed {
+                    thread,
+                    vcpu,
+                    request,
+                };
+                self.put(self.now + after, event);
+            }
+        }
+        self.threads[thread].taken = taken;
+        if self.threads[thread].calls.is_empty() {
+            return false;
+        }
+        let costs = &self.trace.costs;
+        let calls = self.threads[thread].calls.iter();
+        let cost: u64 = calls
+            .map(|vcpu| match self.cpus.is_blocked(self.vcpus[*vcpu].task) {
+                true => costs.wakeup,
+                false => costs.notify,
+            })
+            .sum();
+        self.threads[thread].doing = Doing::Calling;
+        let task = self.threads[thread].task;
+        self.cpus.work(self.now, task, cost);
+        true
+    }
+
+    fn answer(&mut self, thread: usize, vcpu: usize, request: Request) {
+        let vm = self.vcpus[vcpu].vm;
+        let weight = weight(self.load(vm, request.phase).size);
+        let totals = &mut self.threads[thread].totals;
+        totals.completions += 1;
+        totals.work += weight;
+        let disk = &mut self.disks[vm];
+        disk.completions += 1;
+        disk.work += weight;
+        disk.bytes += self.trace.phases[request.phase].loads[vm].size;
+        disk.outstanding += self.now - request.queued;
+        let own = &mut self.vcpus[vcpu];
+        own.used.push_back(request);
+        if own.needs_call() {
+            own.called = true;
+            self.threads[thread].calls.push(vcpu);
+        }
+    }
+
+    /// Takes what there is, or polls, or sleeps.
+    pub(super) fn next_turn(&mut self, thread: usize) {
+        self.hand_over(thread);
+        let mut cost = self.take_completions(thread);
+        cost += self.take_requests(thread);
+        let task = self.threads[thread].task;
+        if cost > 0 {
+            if self.threads[thread].doing == Doing::Polling || self.threads[thread].empty_since > 0
+            {
+                self.threads[thread].note_gap(self.now);
+                self.threads[thread].empty_since = 0;
+            }
+            self.threads[thread].doing = Doing::Turning;
+            self.threads[thread].totals.turns += 1;
+            self.threads[thread].turn_began = self.run_time(task);
+            self.cpus.work(self.now, task, cost + self.trace.costs.turn);
+            return;
+        }
+        let polled = self.threads[thread].doing == Doing::Polling;
+        if self.threads[thread].empty_since == 0 {
+            self.threads[thread].empty_since = self.now.max(1);
+        }
+        if let Some(time) = self.polls(thread, polled) {
+            self.threads[thread].doing = Doing::Polling;
+            self.cpus.work(self.now, task, time);
+            return;
+        }
+        for at in 0..self.threads[thread].disks.len() {
+            let disk = self.threads[thread].disks[at];
+            for at in 0..self.disks[disk].vcpus.len() {
+                let vcpu = self.disks[disk].vcpus[at];
+                self.vcpus[vcpu].armed = true;
+            }
+        }
+        self.threads[thread].doing = Doing::Sleeping;
+        self.cpus.block(self.now, task);
+    }
+
+    /// How long the thread polls now that it has no work.
+    fn polls(&self, thread: usize, polled: bool) -> Option<u64> {
+        let own = &self.threads[thread];
+        match own.idle {
+            Idle::Sleep => None,
+            Idle::Poll if own.disks.is_empty() => None,
+            Idle::Poll => Some(ENDLESS),
+            Idle::Spin => {
+                let spin = self.trace.costs.spin;
+                let pays = own.gap < spin && !polled && !own.disks.is_empty();
+                (pays && !self.cpus.is_contended(own.task)).then_some(spin)
+            }
+        }
+    }
+
+    /// Disks that leave go to their new threads, and those that have come are served.
+    fn hand_over(&mut self, thread: usize) {
+        let mut leaving = std::mem::take(&mut self.threads[thread].leaving);
+        for (disk, to) in leaving.drain(..) {
+            self.threads[thread].disks.retain(|other| *other != disk);
+            self.threads[to].inbox.push(disk);
+            self.nudge(to);
+        }
+        self.threads[thread].leaving = leaving;
+        let mut inbox = std::mem::take(&mut self.threads[thread].inbox);
+        for disk in inbox.drain(..) {
+            self.threads[thread].disks.push(disk);
+            let own = &mut self.disks[disk];
+            own.thread = thread;
+            own.moving = None;
+            own.moved = Some(self.now);
+            let pause = self.now - own.ordered;
+            self.outcome.pauses.record(Span::from_nanos(pause));
+            for at in 0..self.disks[disk].vcpus.len() {
+                // The queue is read in any case, so that no kick is lost.
+                let vcpu = self.disks[disk].vcpus[at];
+                self.vcpus[vcpu].armed = false;
+                self.vcpus[vcpu].last = self.now;
+                self.vcpus[vcpu].flow.moved();
+            }
+        }
+        self.threads[thread].inbox = inbox;
+    }
+
+    /// Takes completions of datastores; passes those of disks that have left to their threads. Returns what that costs.
+    fn take_completions(&mut self, thread: usize) -> u64 {
+        let (mut cost, mut taken) = (0, 0);
+        while taken < COMPLETIONS
+            && let Some((vcpu, request)) = self.threads[thread].completions.pop_front()
+        {
+            taken += 1;
+            cost += self.trace.costs.completion;
+            let vm = self.vcpus[vcpu].vm;
+            let home = self.disks[vm].thread;
+            if self.threads[thread].disks.contains(&vm) || home == thread {
+                self.threads[thread].in_flight = self.threads[thread].in_flight.saturating_sub(1);
+                self.disks[vm].busy += self.trace.costs.completion;
+                self.threads[thread].taken.push(Taken {
+                    vcpu,
+                    request,
+                    completed: true,
+                });
+            } else {
+                self.threads[thread].in_flight = self.threads[thread].in_flight.saturating_sub(1);
+                self.threads[home].in_flight += 1;
+                self.threads[home].completions.push_back((vcpu, request));
+                self.nudge(home);
+            }
+        }
+        cost
+    }
+
+    /// Takes requests of the active queues by the core's round robin. Returns what they cost.
+    fn take_requests(&mut self, thread: usize) -> u64 {
+        let mut queues = std::mem::take(&mut self.threads[thread].queues);
+        self.active_queues(thread, &mut queues);
+        let own = &mut self.threads[thread];
+        own.rotation += 1;
+        let first = own.rotation;
+        let before = own.taken.len();
+        let mut fetch = Fetch {
+            now: self.now,
+            queues: &queues,
+            vcpus: &mut self.vcpus,
+            phases: &self.trace.phases,
+            taken: &mut own.taken,
+        };
+        match queues.len() {
+            0 => {}
+            1 => {
+                let mut allowance = Allowance::of_requests(REQUESTS);
+                fetch.visit(0, &mut allowance);
+            }
+            _ => {
+                own.turns.begin();
+                own.turns.pass(&mut fetch, first, REQUESTS);
+            }
+        }
+        let mut cost = 0;
+        for at in before..self.threads[thread].taken.len() {
+            let Taken { vcpu, request, .. } = self.threads[thread].taken[at];
+            let disk = self.vcpus[vcpu].vm;
+            let own = self.load(disk, request.phase).service + self.trace.costs.request;
+            cost += own;
+            let delay = Span::from_nanos(self.now - request.queued);
+            self.threads[thread].delays.record(delay);
+            self.threads[thread].totals.arrivals += 1;
+            self.disks[disk].delays.record(delay);
+            self.disks[disk].arrivals += 1;
+            self.disks[disk].busy += own;
+        }
+        self.threads[thread].queues = queues;
+        cost
+    }
+
+    /// The queues of a thread that are polled. One that was empty for long asks for kicks from now on.
+    fn active_queues(&mut self, thread: usize, queues: &mut Vec<usize>) {
+        queues.clear();
+        for disk in &self.threads[thread].disks {
+            for &vcpu in &self.disks[*disk].vcpus {
+                let own = &mut self.vcpus[vcpu];
+                if own.armed {
+                    continue;
+                }
+                if own.avail.is_empty() && self.now - own.last > self.trace.costs.quiet {
+                    own.armed = true;
+                } else {
+                    queues.push(vcpu);
+                }
+            }
+        }
+    }
+
+    /// The round robin learns what the requests of the turn that has ended cost.
+    fn learn(&mut self, thread: usize, took: u64) {
+        let own = &mut self.threads[thread];
+        if own.queues.len() < 2 || !own.turns.is_learning() {
+            return;
+        }
+        let queues = std::mem::take(&mut own.queues);
+        for taken in own.taken.iter().filter(|taken| taken.completed) {
+            self.vcpus[taken.vcpu].flow.completed(&own.turns, 1);
+        }
+        let mut none = Vec::new();
+        let mut fetch = Fetch {
+            now: self.now,
+            queues: &queues,
+            vcpus: &mut self.vcpus,
+            phases: &self.trace.phases,
+            taken: &mut none,
+        };
+        own.turns.end(&mut fetch, Span::from_nanos(took));
+        own.queues = queues;
+    }
+}
+
+/// The active queues of a thread, as the round robin sees them.
+struct Fetch<'a> {
+    now: u64,
+    queues: &'a [usize],
+    vcpus: &'a mut [Vcpu],
+    phases: &'a [Phase],
+    taken: &'a mut Vec<Taken>,
+}
+
+impl Flows for Fetch<'_> {
+    fn count(&self) -> usize {
+        self.queues.len()
+    }
+
+    fn flow(&mut self, at: usize) -> Option<&mut Flow> {
+        Some(&mut self.vcpus[self.queues[at]].flow)
+    }
+
+    fn visit(&mut self, at: usize, allowance: &mut Allowance) -> Left {
+        let vcpu = self.queues[at];
+        let own = &mut self.vcpus[vcpu];
+        while allowance.is_left()
+            && let Some(request) = own.avail.pop_front()
+        {
+            own.taken += 1;
+            own.last = self.now;
+            allowance.take(self.phases[request.phase].loads[own.vm].size);
+            self.taken.push(Taken {
+                vcpu,
+                request,
+                completed: false,
+            });
+        }
+        match own.avail.is_empty() {
+            true => Left::Nothing,
+            false => Left::More,
+        }
+    }
+}
