@@ -21,15 +21,19 @@
 //! # Units
 //! Times in nanoseconds ([`Span`]), shares in thousandths. A thread that is busy all the time has 1000.
 
+pub mod auto;
 pub mod decision;
+pub mod iocm;
 pub mod none;
 pub mod record;
 pub mod snapshot;
+pub mod spdk;
 
 pub use decision::{Action, Decision, Why};
 pub use snapshot::{Class, DiskLoad, HostLoad, Snapshot, ThreadLoad, ThreadState, weight};
 
 use crate::units::Span;
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 /// A thread's number, as in the engine.
@@ -63,6 +67,45 @@ pub trait Policy {
 
     /// Sees a snapshot, and appends what is to be done, in order.
     fn decide(&mut self, snapshot: &Snapshot, out: &mut Vec<Decision>);
+}
+
+/// The policies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kind {
+    /// Nothing changes by itself: [`none`].
+    None,
+    /// Queueing delay, with trials: [`auto`].
+    #[default]
+    Auto,
+    /// Idle time, with blocking trials, as IOcm: [`iocm`].
+    Iocm,
+    /// Busy shares, as SPDK: [`spdk`].
+    Spdk,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 4] = [Kind::None, Kind::Auto, Kind::Iocm, Kind::Spdk];
+
+    /// Its name in the configuration.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::None => "none",
+            Kind::Auto => "auto",
+            Kind::Iocm => "iocm",
+            Kind::Spdk => "spdk",
+        }
+    }
+
+    /// A policy of this kind at its beginning.
+    pub fn build(self, limits: Limits) -> Box<dyn Policy + Send> {
+        match self {
+            Kind::None => Box::new(none::NoPolicy),
+            Kind::Auto => Box::new(auto::Auto::new(limits)),
+            Kind::Iocm => Box::new(iocm::Iocm::new(limits)),
+            Kind::Spdk => Box::new(spdk::Spdk::new(limits)),
+        }
+    }
 }
 
 /// `part` of `whole` in thousandths; zero of nothing.

@@ -59,9 +59,9 @@ pub struct Verdict {
     pub work_before: u64,
     /// Weighted completions a second with it.
     pub work_after: u64,
-    /// The highest 99th percentile of the queueing delay before.
+    /// The queueing delay before: the mean over ticks of the slowest thread's 99th percentile.
     pub delay_before: Span,
-    /// The highest 99th percentile of the queueing delay with it.
+    /// The same with it.
     pub delay_after: Span,
     /// CPU time of the guests' vCPUs before, in thousandths of a CPU; `None`: not known.
     pub guests_before: Option<Permille>,
@@ -162,7 +162,7 @@ pub enum Why {
         /// Ticks of the last 20.
         votes: u16,
     },
-    /// `iocm`: bytes per busy microsecond of the threads before and after a change: it is kept or undone.
+    /// `iocm`: bytes per microsecond before and after a change: it is kept or undone.
     Regret {
         /// Before.
         before: u64,

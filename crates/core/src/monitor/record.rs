@@ -2,7 +2,7 @@
 //!
 //! # Picture
 //! ```text
-//! snapshot now=5000000 span=5000000 cpus=4 idle=9000000 steal=0 guests_run=7000000 guests_delay=0
+//! snapshot now=5000000 span=5000000 cpus=4 dense=0 idle=9000000 steal=0 guests_run=7000000 guests_delay=0
 //! thread 0 active busy=4900000 spin=0 sleep=100000 stolen=0 delay=340000 standing=1 arrivals=700 completions=690 work=13800
 //! disks span=5000000
 //! disk 3 thread=0 busy=2000000 arrivals=300 ... queues=1 class=normal moved=1000000
@@ -47,7 +47,9 @@ impl core::error::Error for Unreadable {}
 impl fmt::Display for Snapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (now, span, host) = (self.now.as_nanos(), self.span.as_nanos(), &self.host);
-        write!(f, "snapshot now={now} span={span} cpus={}", host.cpus)?;
+        let dense = u8::from(host.dense);
+        write!(f, "snapshot now={now} span={span}")?;
+        write!(f, " cpus={} dense={dense}", host.cpus)?;
         let (idle, steal) = (host.idle.as_nanos(), host.steal.as_nanos());
         write!(f, " idle={idle} steal={steal}")?;
         if let Some(run) = host.guests_run {
@@ -155,6 +157,7 @@ fn snapshot(line: &mut Line<'_>) -> Result<Snapshot, Unreadable> {
         span: line.span("span")?,
         host: HostLoad {
             cpus: line.value("cpus")?,
+            dense: line.value::<u8>("dense")? != 0,
             idle: line.span("idle")?,
             steal: line.span("steal")?,
             guests_run: line.maybe("guests_run")?.map(Span::from_nanos),
@@ -309,6 +312,7 @@ mod tests {
             span: Span::from_millis(5),
             host: HostLoad {
                 cpus: 4,
+                dense: true,
                 idle: Span::from_millis(9),
                 steal: Span::from_nanos(1),
                 guests_run: Some(Span::from_millis(7)),
@@ -362,7 +366,7 @@ mod tests {
 
     #[test]
     fn a_fault_names_its_line() {
-        let text = "snapshot now=1 span=1 cpus=1 idle=0 steal=0\nthread 1 active";
+        let text = "snapshot now=1 span=1 cpus=1 dense=0 idle=0 steal=0\nthread 1 active";
         let error = read(text).expect_err("thread 0 is missing");
         assert_eq!(
             error.to_string(),

@@ -1,7 +1,8 @@
 //! A snapshot: what the host, its I/O threads and their disks did since the last one.
 //!
 //! The engine's monitor thread fills it from counters; the simulator and tests make it. Counts are differences, not
-//! totals. Those of disks cover the time since the last snapshot with disks ([`Snapshot::disks_span`]).
+//! totals. Those of disks and of the host's CPUs cost more to read: most snapshots have none of them, and the others
+//! cover the time since the last one that had them ([`Snapshot::disks_span`]).
 //!
 //! # Always true
 //! - `busy + spin + sleep + stolen` of a thread is the span of the snapshot, within the precision of its counters
@@ -28,9 +29,9 @@ pub const fn weight(bytes: u64) -> u64 {
 pub struct Snapshot {
     /// When it was taken.
     pub now: Time,
-    /// The time since the last one: for this time the counts of the host and of threads are valid.
+    /// The time since the last one: the counts of threads are of this time.
     pub span: Span,
-    /// The host.
+    /// The host. Its times are of `disks_span`, and zero or unknown without it.
     pub host: HostLoad,
     /// All I/O threads, by number.
     pub threads: Vec<ThreadLoad>,
@@ -43,8 +44,10 @@ pub struct Snapshot {
 /// What the host's CPUs did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostLoad {
-    /// CPUs that I/O threads may use.
+    /// CPUs that I/O threads may use. Always known.
     pub cpus: u16,
+    /// Whether dense mode is on: the host gives up latency for CPU time. Always known.
+    pub dense: bool,
     /// Idle time of the host's CPUs, added up.
     pub idle: Span,
     /// Time that a hypervisor below took from the host's CPUs, added up.

@@ -1,0 +1,294 @@
+//! The recent past that `auto` decides by: three ticks of each thread, and the time since the last slow tick.
+//!
+//! # Always true
+//! - nothing is concluded from fewer than three ticks since the last change of a thread
+
+use super::super::{DiskLoad, Permille, Snapshot, ThreadNumber, permille};
+use super::bans::Offered;
+use super::placement::Loads;
+use super::trial::{History, Window};
+use super::{FRESH, SLOW, TARGET, TARGET_DENSE};
+use crate::units::{Span, Time};
+use alloc::vec::Vec;
+
+/// Ticks that decide about congestion, and how many of them must be bad.
+const LAST: usize = 3;
+const BAD: u32 = 2;
+/// A congested thread is at least so busy; requests of an idler one wait for other reasons.
+const BUSY: Permille = 500;
+/// A percentile of fewer requests is chance.
+const SAMPLES: u64 = 3;
+/// Slow ticks without congestion after which it is reported again.
+const QUIET: u32 = 10;
+/// Threads that wait so much for a CPU are not alone: thousandths of their time.
+const STOLEN: Permille = 20;
+/// Guests that wait so much lack CPUs: thousandths of a CPU.
+const GUESTS_DELAY: Permille = 100;
+
+/// The last ticks of a thread.
+#[derive(Clone, Copy, Debug, Default)]
+struct Recent {
+    /// Whether each tick was bad, the newest in the lowest bit.
+    bad: u8,
+    /// Ticks since the thread or its disks changed, up to `LAST`.
+    samples: usize,
+    /// Ticks since the first of this congestion.
+    streak: usize,
+    busy: [Span; LAST],
+    /// Time that it had a CPU.
+    own: [Span; LAST],
+    /// Whether its congestion was reported.
+    reported: bool,
+    quiet: u32,
+}
+
+/// The time since the last slow tick.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SlowTick {
+    span: Span,
+    ticks: u32,
+    /// Ticks whose slowest thread was above half of the target.
+    late: u32,
+    busy: Vec<Span>,
+    own: Vec<Span>,
+    stolen_time: Span,
+    spin_time: Span,
+    delay_sum: Span,
+    guests_waited: Span,
+    guests_span: Span,
+    /// Of active threads.
+    pub(super) loads: Loads,
+    pub(super) disks: Vec<DiskLoad>,
+    /// The mean over ticks of the slowest thread's delay.
+    pub(super) delay: Span,
+    /// Whether at most a tenth of the ticks had delays above half of the target.
+    pub(super) is_prompt: bool,
+    pub(super) is_congested: bool,
+    /// Time that active threads waited for a CPU, in thousandths of it.
+    pub(super) stolen: Permille,
+    /// Time that they polled, in thousandths of a CPU.
+    pub(super) spin: Permille,
+    /// Time that vCPUs waited for a CPU, in thousandths of a CPU.
+    pub(super) guests_delay: Permille,
+    /// Whether threads or guests compete for CPUs.
+    pub(super) is_contended: bool,
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Observed {
+    /// The target of the queueing delay.
+    pub(super) target: Span,
+    threads: Vec<Recent>,
+    history: History,
+    slow: SlowTick,
+    slow_at: Time,
+}
+
+impl Observed {
+    /// The host rested: begins anew.
+    pub(super) fn forget(&mut self, now: Time) {
+        self.threads.clear();
+        self.history.clear();
+        self.slow = SlowTick::default();
+        self.slow_at = now;
+    }
+
+    /// Takes a snapshot.
+    pub(super) fn add(&mut self, snapshot: &Snapshot) {
+        self.target = match snapshot.host.dense {
+            true => TARGET_DENSE,
+            false => TARGET,
+        };
+        self.history.add(snapshot);
+        self.threads
+            .resize(snapshot.threads.len(), Recent::default());
+        for (recent, load) in self.threads.iter_mut().zip(&snapshot.threads) {
+            let late = load.delay_p99 > self.target && load.arrivals >= SAMPLES;
+            let is_bad = load.is_active() && (late || load.standing);
+            recent.bad = recent.bad << 1 | u8::from(is_bad);
+            recent.samples = (recent.samples + 1).min(LAST);
+            recent.streak = match recent.bad & 0b11 {
+                0 => 0,
+                _ => recent.streak + 1,
+            };
+            recent.busy.rotate_right(1);
+            recent.busy[0] = load.busy;
+            recent.own.rotate_right(1);
+            recent.own[0] = load.busy + load.spin + load.sleep;
+        }
+        self.slow.add(snapshot, self.target);
+    }
+
+    /// The busy share of a thread in its last ticks.
+    pub(super) fn busy(&self, thread: usize) -> Permille {
+        self.threads.get(thread).map_or(0, |recent| {
+            let last = recent.samples.clamp(1, LAST);
+            let sum = |spans: &[Span]| spans.iter().fold(Span::ZERO, |sum, &span| sum + span);
+            permille(sum(&recent.busy[..last]), sum(&recent.own[..last]))
+        })
+    }
+
+    /// The busy shares of active threads.
+    pub(super) fn loads(&self, snapshot: &Snapshot) -> Loads {
+        let numbered = snapshot.threads.iter().enumerate();
+        let load = |(at, load): (usize, &super::super::ThreadLoad)| {
+            load.is_active().then(|| self.busy(at))
+        };
+        numbered.map(load).collect()
+    }
+
+    fn is_congested(&self, thread: usize) -> bool {
+        self.threads.get(thread).is_some_and(|recent| {
+            let bad = (recent.bad & ((1 << LAST) - 1)).count_ones();
+            recent.samples == LAST && bad >= BAD && self.busy(thread) >= BUSY
+        })
+    }
+
+    /// The congested thread whose requests wait longest. Those that could not be relieved are looked at again in each slow
+    /// tick; others need disks' counts that are no older than their congestion.
+    pub(super) fn worst(&self, snapshot: &Snapshot) -> Option<ThreadNumber> {
+        let is_fresh = snapshot.disks_span? <= FRESH;
+        let is_slow = self.is_slow(snapshot.now);
+        let numbered = (0..).zip(&snapshot.threads);
+        let congested = numbered.filter(|&(number, load)| {
+            let at = usize::from(number);
+            let is_due = match self.threads[at].reported {
+                true => is_slow,
+                false => is_fresh,
+            };
+            load.is_active() && is_due && self.is_congested(at)
+        });
+        let worst = congested.max_by_key(|&(number, load)| (load.delay_p99, u16::MAX - number));
+        worst.map(|(number, _)| number)
+    }
+
+    /// These threads got or lost disks: their past does not count any more.
+    pub(super) fn changed(&mut self, threads: &[ThreadNumber]) {
+        for &thread in threads {
+            self.threads[usize::from(thread)] = Recent::default();
+        }
+    }
+
+    /// Marks a thread's congestion as reported; whether it was not. A second without congestion ends that.
+    pub(super) fn report(&mut self, thread: ThreadNumber) -> bool {
+        let recent = &mut self.threads[usize::from(thread)];
+        recent.quiet = 0;
+        !core::mem::replace(&mut recent.reported, true)
+    }
+
+    /// The same for all congested threads.
+    pub(super) fn report_all(&mut self) -> bool {
+        let congested: Vec<usize> = (0..self.threads.len())
+            .filter(|&at| self.is_congested(at))
+            .collect();
+        let mut is_new = false;
+        for at in congested {
+            let recent = &mut self.threads[at];
+            recent.quiet = 0;
+            is_new |= !core::mem::replace(&mut recent.reported, true);
+        }
+        is_new
+    }
+
+    /// What was while this thread was congested.
+    pub(super) fn congested_window(&self, thread: ThreadNumber) -> Window {
+        let streak = self.threads[usize::from(thread)].streak.max(LAST);
+        self.history.window(streak, 1)
+    }
+
+    /// What was in the last 300 ms.
+    pub(super) fn all(&self) -> Window {
+        self.history.all()
+    }
+
+    /// The load of the last 100 ms.
+    pub(super) fn offered(&self) -> Offered {
+        self.history.window(20, 0).offered()
+    }
+
+    /// Whether disks' counts are needed at the next tick.
+    pub(super) fn wants_disks(&self) -> bool {
+        let mut threads = self.threads.iter();
+        threads.any(|recent| recent.bad & 1 == 1 && !recent.reported)
+    }
+
+    /// Whether the slow tick is due.
+    pub(super) fn is_slow(&self, now: Time) -> bool {
+        now.since(self.slow_at) >= SLOW
+    }
+
+    /// Ends the slow tick, and returns it.
+    pub(super) fn take_slow(&mut self, snapshot: &Snapshot) -> SlowTick {
+        self.slow_at = snapshot.now;
+        let mut slow = core::mem::take(&mut self.slow);
+        slow.finish(snapshot);
+        slow.is_congested = (0..self.threads.len()).any(|at| self.is_congested(at));
+        for at in 0..self.threads.len() {
+            let is_congested = self.is_congested(at);
+            let recent = &mut self.threads[at];
+            recent.quiet = if is_congested { 0 } else { recent.quiet + 1 };
+            recent.reported &= recent.quiet < QUIET;
+        }
+        slow
+    }
+}
+
+impl SlowTick {
+    fn add(&mut self, snapshot: &Snapshot, target: Span) {
+        self.span = self.span + snapshot.span;
+        self.ticks += 1;
+        self.busy.resize(snapshot.threads.len(), Span::ZERO);
+        self.own.resize(snapshot.threads.len(), Span::ZERO);
+        let mut slowest = Span::ZERO;
+        for (at, load) in snapshot.threads.iter().enumerate() {
+            self.busy[at] = self.busy[at] + load.busy;
+            self.own[at] = self.own[at] + load.busy + load.spin + load.sleep;
+            if load.is_active() {
+                self.stolen_time = self.stolen_time + load.stolen;
+                self.spin_time = self.spin_time + load.spin;
+                slowest = slowest.max(load.delay_p99);
+            }
+        }
+        self.delay_sum = self.delay_sum + slowest;
+        self.late += u32::from(slowest.as_nanos() > target.as_nanos() / 2);
+        if let Some(span) = snapshot.disks_span {
+            self.guests_span = self.guests_span + span;
+            let waited = snapshot.host.guests_delay.unwrap_or_default();
+            self.guests_waited = self.guests_waited + waited;
+            self.add_disks(&snapshot.disks);
+        }
+    }
+
+    /// Adds disks' counts; a disk is where it is now.
+    fn add_disks(&mut self, disks: &[DiskLoad]) {
+        let mut sums = core::mem::take(&mut self.disks);
+        sums.sort_by_key(|sum| sum.disk);
+        self.disks.reserve(disks.len());
+        for disk in disks {
+            let mut load = *disk;
+            if let Ok(at) = sums.binary_search_by_key(&disk.disk, |sum| sum.disk) {
+                load.busy = load.busy + sums[at].busy;
+                load.arrivals += sums[at].arrivals;
+            }
+            self.disks.push(load);
+        }
+    }
+
+    fn finish(&mut self, snapshot: &Snapshot) {
+        let shares = self.busy.iter().zip(&self.own);
+        let states = shares.zip(&snapshot.threads);
+        let loads =
+            states.map(|((busy, own), load)| load.is_active().then(|| permille(*busy, *own)));
+        self.loads = loads.collect();
+        let ticks = u64::from(self.ticks.max(1));
+        self.delay = Span::from_nanos(self.delay_sum.as_nanos() / ticks);
+        self.is_prompt = self.late * 10 <= self.ticks;
+        let active = u64::try_from(snapshot.active()).unwrap_or(1).max(1);
+        let all = Span::from_nanos(self.span.as_nanos() * active);
+        self.stolen = permille(self.stolen_time, all);
+        self.spin = permille(self.spin_time, self.span);
+        self.guests_delay = permille(self.guests_waited, self.guests_span);
+        self.is_contended = self.stolen > STOLEN || self.guests_delay > GUESTS_DELAY;
+    }
+}
