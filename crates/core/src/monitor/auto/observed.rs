@@ -16,6 +16,8 @@ const LAST: usize = 3;
 const BAD: u32 = 2;
 /// A congested thread is at least so busy; requests of an idler one wait for other reasons.
 const BUSY: Permille = 500;
+/// Threads that are idler are looked at less often.
+const LIGHT: Permille = 250;
 /// A percentile of fewer requests is chance.
 const SAMPLES: u64 = 3;
 /// Slow ticks without congestion after which it is reported again.
@@ -204,7 +206,13 @@ impl Observed {
 
     /// The load of the last 100 ms.
     pub(super) fn offered(&self) -> Offered {
-        self.history.window(20, 0).offered()
+        self.history.window(20, 1).offered()
+    }
+
+    /// Whether no thread is busy for more than a quarter of its time, and nothing waits.
+    pub(super) fn is_light(&self) -> bool {
+        let mut threads = self.threads.iter().enumerate();
+        threads.all(|(at, recent)| recent.bad & 1 == 0 && self.busy(at) <= LIGHT)
     }
 
     /// Whether disks' counts are needed at the next tick.

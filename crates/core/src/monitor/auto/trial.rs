@@ -32,6 +32,8 @@ const DETAILS: usize = 3;
 
 /// Better or worse by so much counts: thousandths. Origin: throughput of one setting differs by 1 % from second to second.
 const MARGIN: i64 = 20;
+/// A thread counts up to 64 turns late. Origin: 64 turns of a busy thread take one to two milliseconds.
+const LAG: Span = Span::from_millis(2);
 /// So much less is no loss if the delay is good.
 const TOLERATED: i64 = 10;
 /// Guests that lost so much CPU time lost too much, without a gain.
@@ -49,7 +51,6 @@ pub(super) struct Window {
     pub(super) ticks: u32,
     span: Span,
     arrivals: u64,
-    work: u64,
     delay: Span,
     details: Details,
 }
@@ -59,6 +60,7 @@ pub(super) struct Window {
 struct Details {
     count: u32,
     span: Span,
+    work: u64,
     steal: Span,
     cpus: u16,
     guests_run: Option<Span>,
@@ -82,6 +84,7 @@ impl Details {
         Some(Details {
             count: 1,
             span: snapshot.disks_span?,
+            work: snapshot.disks.iter().map(|disk| disk.work).sum(),
             steal: snapshot.host.steal,
             cpus: snapshot.host.cpus,
             guests_run: snapshot.host.guests_run,
@@ -98,6 +101,7 @@ impl Details {
         };
         self.count += more.count;
         self.span = self.span + more.span;
+        self.work += more.work;
         self.steal = self.steal + more.steal;
         self.cpus = more.cpus;
         for (&disk, more) in &more.disks {
@@ -121,7 +125,6 @@ impl Window {
             ticks: 1,
             span: snapshot.span,
             arrivals: snapshot.arrivals(),
-            work: snapshot.work(),
             delay: active.map(|t| t.delay_p99).max().unwrap_or_default(),
             details: Details::default(),
         }
@@ -131,7 +134,6 @@ impl Window {
         self.ticks += 1;
         self.span = self.span + tick.span;
         self.arrivals += tick.arrivals;
-        self.work += tick.work;
         self.delay = self.delay + tick.delay;
     }
 
@@ -143,10 +145,9 @@ impl Window {
         }
     }
 
-    fn per_second(&self, count: u64) -> u64 {
-        let nanos = u128::from(self.span.as_nanos().max(1));
-        let rate = u128::from(count) * 1_000_000_000 / nanos;
-        u64::try_from(rate).unwrap_or(u64::MAX)
+    /// Weighted completions a second.
+    fn score(&self) -> u64 {
+        per_second(self.details.work, self.details.span)
     }
 
     /// The mean over ticks of the slowest thread's delay.
@@ -156,10 +157,11 @@ impl Window {
 
     /// What guests asked for.
     pub(super) fn offered(&self) -> Offered {
-        let hundredths = self.work.saturating_mul(100);
+        let requests = self.details.disks.values().map(|demand| demand.arrivals);
+        let hundredths = self.details.work.saturating_mul(100);
         Offered {
-            rate: self.per_second(self.arrivals),
-            weight: hundredths / self.arrivals.max(1),
+            rate: per_second(self.arrivals, self.span),
+            weight: hundredths / requests.sum::<u64>().max(1),
         }
     }
 }
@@ -290,8 +292,8 @@ impl Trial {
         let before = &self.before;
         let cpu_time = after.details.span.as_nanos() * u64::from(after.details.cpus.max(1));
         let verdict = Verdict {
-            work_before: before.per_second(before.work),
-            work_after: after.per_second(after.work),
+            work_before: before.score(),
+            work_after: after.score(),
             delay_before: before.mean_delay(),
             delay_after: after.mean_delay(),
             guests_before: before.details.guests(),
@@ -309,7 +311,10 @@ impl Trial {
         }
         // Of N random arrivals, sqrt(N) are chance.
         let samples = before.arrivals.min(after.arrivals).max(1);
-        let margin = MARGIN.max(i64::try_from(1000 / samples.isqrt()).unwrap_or(1000));
+        let shorter = before.details.span.min(after.details.span);
+        let chance =
+            1000 / samples.isqrt() + u64::from(ratio(LAG.as_nanos(), shorter.as_nanos(), 1000));
+        let margin = MARGIN.max(i64::try_from(chance).unwrap_or(1000));
         let outcome = match self.is_better(&verdict, margin, target) {
             true => Outcome::Keep,
             false => Outcome::Undo,
@@ -342,6 +347,12 @@ impl Trial {
             Direction::Down | Direction::SpinOff => no_loss && is_bearable,
         }
     }
+}
+
+fn per_second(count: u64, span: Span) -> u64 {
+    let nanos = u128::from(span.as_nanos().max(1));
+    let rate = u128::from(count) * 1_000_000_000 / nanos;
+    u64::try_from(rate).unwrap_or(u64::MAX)
 }
 
 /// The change from `before` to `after`, in thousandths of `before`.
@@ -418,6 +429,7 @@ mod tests {
         };
         let disk = DiskLoad {
             arrivals,
+            work: arrivals * 20,
             outstanding: Span::from_nanos(span.as_nanos() * depth),
             ..DiskLoad::idle(DiskId(0), 0)
         };
