@@ -10,6 +10,7 @@
 use crate::control::{
     self, Accounts, Control, DiskControl, GovernedThread, UnderControl, WeakControl,
 };
+use crate::counters::Statistics;
 use crate::datastore::OpenedImage;
 use crate::datastore::condition::Condition;
 use crate::disk_spec::{DiskSpec, Flash};
@@ -75,6 +76,7 @@ pub struct Engine {
     accounts: Arc<Accounts>,
     /// Whether the miss-ratio curve of each disk is estimated.
     curves: bool,
+    statistics: Statistics,
 }
 
 struct Thread {
@@ -121,6 +123,7 @@ pub(crate) struct DiskCore {
     filters: Mutex<Filters>,
     numbers: Arc<Mutex<Vec<bool>>>,
     load: Arc<AtomicUsize>,
+    statistics: Statistics,
 }
 
 struct Filters {
@@ -159,6 +162,7 @@ impl Engine {
         let failed = |error| Error::io("cannot start an I/O thread", error);
         let inboxes = (0..settings.threads).map(|_| Inbox::new().map(Arc::new));
         let inboxes: Arc<[Arc<Inbox>]> = inboxes.collect::<io::Result<_>>().map_err(failed)?;
+        let statistics = Statistics::default();
         let mut threads = Vec::new();
         for index in 0..settings.threads {
             let cpu =
@@ -168,7 +172,8 @@ impl Engine {
                 always_poll: settings.always_poll,
                 cpu,
             };
-            let join = IoThread::start(Arc::clone(&inboxes), index, config)?;
+            let join =
+                IoThread::start(Arc::clone(&inboxes), index, config, statistics.add_thread())?;
             threads.push(Thread {
                 inbox: Arc::clone(&inboxes[index]),
                 join: Some(join),
@@ -183,6 +188,7 @@ impl Engine {
             weak_controls: Mutex::default(),
             groups: Groups::new(MOST_GROUPS),
             accounts: Arc::default(),
+            statistics,
         })
     }
 
@@ -263,7 +269,9 @@ impl Engine {
             }),
             numbers: Arc::clone(&self.disks),
             load: Arc::clone(&thread.load),
+            statistics: self.statistics.clone(),
         });
+        self.statistics.add_disk(id, &core.device.facts.counters);
         let (opened, answer) = channel();
         let attach = Attach {
             disk: id,
@@ -336,6 +344,11 @@ impl Engine {
     /// If a thread does not answer.
     pub fn threads(&self) -> Result<Vec<ThreadReport>> {
         self.ask_threads()?.wait()
+    }
+
+    /// The counters of the I/O threads and their disks, which any thread reads without disturbing them.
+    pub fn statistics(&self) -> Statistics {
+        self.statistics.clone()
     }
 
     /// Requests those statistics. A thread takes one turn for each disk with a `stats` filter, and serves guests

@@ -13,6 +13,7 @@
 pub mod beneath;
 mod blocking;
 pub mod control;
+pub mod counters;
 pub mod datastore;
 mod device;
 pub mod devices;
@@ -29,6 +30,7 @@ mod thread;
 mod vhost;
 
 pub use control::{Control, UnderControl};
+pub use counters::Statistics;
 pub use device::ring::malformed::RingFault;
 pub use disk_spec::{DiskSpec, Flash, LayoutOptions, NoticeSink};
 pub use error::{Error, Kind, Result};

@@ -19,6 +19,7 @@
 
 use crate::blocking::BlockingWorker;
 use crate::control::{DiskControl, GovernorMessage, UnderControl};
+use crate::counters::ThreadCounters;
 use crate::datastore::{Image, ImageCx};
 use crate::device::nbd::Connection;
 use crate::device::ring::RingDevice;
@@ -158,7 +159,6 @@ pub(crate) struct IoThread {
     /// Set while there is no work.
     wait: Option<Wait>,
     tally: Tally,
-    turns: u32,
     rotation: Rotation,
     stopping: bool,
 }
@@ -169,6 +169,7 @@ impl IoThread {
         threads: Arc<[Arc<Inbox>]>,
         number: usize,
         config: ThreadConfig,
+        page: Arc<ThreadCounters>,
     ) -> Result<std::thread::JoinHandle<()>> {
         let failed = |error| Error::io("cannot start an I/O thread", error);
         let name = format!("tidegate-io{number}");
@@ -178,7 +179,7 @@ impl IoThread {
             .spawn(move || {
                 // The guard turns a panic into an abort, after the panic's message was printed.
                 let guard = AbortOnPanic;
-                match IoThread::new(name, threads, number, config) {
+                match IoThread::new(name, threads, number, config, page) {
                     Ok(mut thread) => {
                         let _ = ready.send(Ok(()));
                         thread.run();
@@ -210,6 +211,7 @@ impl IoThread {
         threads: Arc<[Arc<Inbox>]>,
         number: usize,
         config: ThreadConfig,
+        page: Arc<ThreadCounters>,
     ) -> Result<IoThread> {
         let inbox = Arc::clone(&threads[number]);
         let own = Arc::clone(&inbox);
@@ -227,6 +229,7 @@ impl IoThread {
             },
         );
         let now = os::now();
+        let tally = Tally::new(page, now);
         Ok(IoThread {
             blocking: BlockingWorker::start(&name, return_task)
                 .map_err(|e| Error::io("cannot start an I/O thread", e))?,
@@ -253,8 +256,7 @@ impl IoThread {
             queries: VecDeque::new(),
             idle: Idle::new(config.poll, config.always_poll),
             wait: None,
-            tally: Tally::new(now),
-            turns: 0,
+            tally,
             rotation: Rotation(1),
             stopping: false,
         })
@@ -264,8 +266,13 @@ impl IoThread {
         while !self.stopping {
             if self.turn() {
                 self.note_wait_over();
-                self.cx.now = os::now();
+                let now = os::now();
+                if self.tally.worked(self.cx.now, now, self.cx.submitted) {
+                    self.divide_time();
+                }
+                self.cx.now = now;
             } else {
+                self.tally.found_nothing();
                 self.sleep();
             }
         }
@@ -288,11 +295,10 @@ impl IoThread {
             self.wake_governors();
         }
         self.cx.ring.submit();
-        self.turns = self.turns.wrapping_add(1);
-        if self.turns.is_multiple_of(TURNS_PER_SWEEP) {
+        if self.tally.turn() {
+            self.divide_time();
             self.sweep();
         }
-        self.tally.turn(self.cx.now, worked);
         worked
     }
 
@@ -354,6 +360,8 @@ impl IoThread {
         let mut completions = std::mem::take(&mut self.completions);
         self.cx.ring.reap(COMPLETIONS_PER_TURN, &mut completions);
         let any = !completions.is_empty();
+        self.tally
+            .completions_begin(|| completions.first().map(|first| first.tag.kind));
         for completion in completions.drain(..) {
             self.completed(completion);
         }
@@ -392,6 +400,7 @@ impl IoThread {
         if completion.result < 0 {
             return queue.cannot_be_kicked(-completion.result);
         }
+        queue.note_kick();
         if !completion.more {
             queue.watch_kicks(index, &mut self.cx.ring);
         }

@@ -68,7 +68,7 @@ pub(crate) struct VhostDevice {
 
 impl VhostDevice {
     pub(crate) fn new(id: DiskId, spec: DiskSpec, inbox: Arc<Inbox>) -> VhostDevice {
-        let facts = DeviceFacts::new(spec.name.clone(), spec.serial.clone(), false);
+        let facts = DeviceFacts::new(spec.name.clone(), spec.serial.clone(), spec.queues);
         VhostDevice {
             id,
             size: AtomicU64::new(spec.size),

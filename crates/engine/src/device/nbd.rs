@@ -28,14 +28,18 @@ mod other_end;
 mod outgoing;
 
 use super::ReplyTo;
+use super::account::Account;
 use super::thread_cx::ThreadCx;
+use crate::counters::DiskCounters;
 use crate::sys::buffers::Buffers;
 use crate::sys::ring::{Completion, Tag};
 use crate::tag;
 use other_end::Watch;
 use outgoing::Outgoing;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 use tidegate_core::request::{Data, DiskId, Extent, Fault, Op, Outcome};
+use tidegate_core::units::{Span, Time};
 use tidegate_front::nbd::session::{ClientRequest, Head, Session, Step};
 use tidegate_front::nbd::wire::REQUEST_BYTES;
 
@@ -88,6 +92,8 @@ pub(crate) struct Connection {
     /// Nothing can be sent any more.
     dead: bool,
     noted: bool,
+    account: Account,
+    counters: Option<Arc<DiskCounters>>,
     /// Dropped with the connection, to report its end to the code that accepted the client.
     presence: Option<Box<dyn Send>>,
 }
@@ -143,6 +149,8 @@ impl Connection {
             waits_for_memory: false,
             dead: false,
             noted: false,
+            account: Account::default(),
+            counters: None,
             presence: None,
         })
     }
@@ -153,8 +161,34 @@ impl Connection {
         self
     }
 
+    /// What the I/O thread does for it is counted there.
+    pub(crate) fn with_counters(mut self, counters: Arc<DiskCounters>) -> Connection {
+        self.counters = Some(counters);
+        self
+    }
+
     pub(crate) fn disk(&self) -> DiskId {
         self.disk
+    }
+
+    /// Whether this is the first time that it has work since its account was read.
+    #[inline]
+    pub(crate) fn is_served_first(&mut self) -> bool {
+        self.account.is_served_first()
+    }
+
+    /// Its weight when the thread's time is divided.
+    pub(crate) fn share(&self) -> u64 {
+        self.account.share()
+    }
+
+    /// Gets its part of the thread's time.
+    pub(crate) fn charge(&mut self, busy: Span, now: Time) {
+        if let Some(counters) = &self.counters {
+            let in_flight = self.in_flight as u64;
+            self.account
+                .charge(counters.connections(), busy, in_flight, now);
+        }
     }
 
     /// The disk's size has changed.
@@ -368,6 +402,10 @@ impl Connection {
         buffer: u32,
     ) {
         self.in_flight += 1;
+        self.account.taken += 1;
+        if matches!(client_request.op, Op::Read | Op::Write) {
+            self.account.bytes += u64::from(client_request.len);
+        }
         let request = client_request.request(Data { buffer, start: 0 }, cx.now);
         cx.submit(
             self.disk,
@@ -543,6 +581,7 @@ impl Connection {
         outcome: Outcome,
     ) -> bool {
         self.in_flight -= 1;
+        self.account.answered += 1;
         let buffers = &mut cx.buffers;
         match (outcome, client_request.op) {
             (Ok(()), Op::Read) => {

@@ -13,9 +13,11 @@
 //!   (`MOST_ROOM`)
 
 use super::ReplyTo;
+use super::account::Account;
 use super::interrupt_moderation::{InterruptModeration, Moment};
 use super::shunned::Standing;
 use super::thread_cx::ThreadCx;
+use crate::counters::QueueCounters;
 use crate::sys::buffers::{Buffers, SHORT_LIST};
 use crate::sys::eventfd::EventFd;
 use crate::sys::guest::{Mapping, Segment};
@@ -29,7 +31,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 use tidegate_core::request::{Data, DiskId, Fault, Flags, Op, Outcome, Request};
-use tidegate_core::units::Time;
+use tidegate_core::units::{Span, Time};
 use tidegate_front::vhost::block::{
     BlockRequest, ID_BYTES, Kind, STATUS_IOERR, STATUS_OK, STATUS_UNSUPP,
 };
@@ -93,6 +95,9 @@ pub(crate) struct RingDevice {
     scratch: Vec<Segment>,
     /// Room that the long lists of its requests in flight take.
     room: usize,
+    account: Account,
+    /// Positions in both rings when its account was last read.
+    accounted: (u16, u16),
 }
 
 /// What a queue is made of.
@@ -123,6 +128,7 @@ impl RingDevice {
             error,
             left_behind,
         } = parts;
+        let accounted = (queue.position(), queue.answered());
         RingDevice {
             disk,
             number,
@@ -145,11 +151,44 @@ impl RingDevice {
             interrupt_pending: false,
             scratch: Vec::with_capacity(SHORT_LIST),
             room: 0,
+            account: Account::default(),
+            accounted,
         }
     }
 
     pub(crate) fn disk(&self) -> DiskId {
         self.disk
+    }
+
+    fn counters(&self) -> &QueueCounters {
+        self.facts.counters.queue(self.number)
+    }
+
+    /// Its guest has kicked.
+    pub(crate) fn note_kick(&mut self) {
+        self.account.kicks += 1;
+    }
+
+    /// Whether this is the first time that it is served since its account was read.
+    #[inline]
+    pub(crate) fn is_served_first(&mut self) -> bool {
+        self.account.is_served_first()
+    }
+
+    /// Its weight when the thread's time is divided.
+    pub(crate) fn share(&mut self) -> u64 {
+        let (taken, answered) = (self.queue.position(), self.queue.answered());
+        let (last_taken, last_answered) = std::mem::replace(&mut self.accounted, (taken, answered));
+        self.account.taken += u64::from(taken.wrapping_sub(last_taken));
+        self.account.answered += u64::from(answered.wrapping_sub(last_answered));
+        self.account.share()
+    }
+
+    /// Gets its part of the thread's time.
+    pub(crate) fn charge(&mut self, busy: Span, now: Time) {
+        let counters = self.facts.counters.queue(self.number);
+        let in_flight = self.queue.in_flight().into();
+        self.account.charge(counters, busy, in_flight, now);
     }
 
     /// Takes no more requests: its disk is being detached.
@@ -226,6 +265,9 @@ impl RingDevice {
     pub(crate) fn finish(mut self) {
         self.publish();
         self.call_if_wanted();
+        self.share();
+        self.charge(Span::ZERO, os::now());
+        self.counters().standing(None);
         if let Some(reply) = self.stopping {
             // The front end may be gone.
             let _ = reply.send(self.queue.position());
@@ -252,6 +294,10 @@ impl RingDevice {
             self.note_if_drained(index, cx);
             return 0;
         }
+        let position = self.queue.position();
+        let seen = self
+            .seen
+            .map(|(until, at)| (until.wrapping_sub(position), at));
         let before = self.queue.walked();
         let until = before + self.facts.effort.left(cx.now);
         let mut count = 0;
@@ -272,6 +318,10 @@ impl RingDevice {
             let count = u32::try_from(count).expect("a part of a ring");
             self.moderation.note(count, cx.now);
         }
+        if let Some((waiting, at)) = seen {
+            let taken = self.queue.position().wrapping_sub(position);
+            self.note_delayed(taken, waiting, cx.now.since(at));
+        }
         let walked = self.queue.walked();
         if walked > before {
             self.facts.effort.spend(cx.now, walked - before);
@@ -279,8 +329,19 @@ impl RingDevice {
         let ended = count == most || walked >= until;
         if ended && self.seen.is_none() && self.queue.has_work() {
             self.seen = Some((self.queue.available(), cx.now));
+            self.counters().standing(Some(cx.now));
         }
         count
+    }
+
+    /// So many requests were taken. The first `waiting` had been seen before, and waited for `delay`.
+    #[inline(never)]
+    fn note_delayed(&mut self, taken: u16, waiting: u16, delay: Span) {
+        self.counters().delayed(taken.min(waiting), delay);
+        if taken >= waiting {
+            self.seen = None;
+            self.counters().standing(None);
+        }
     }
 
     /// When the next request was first seen: now, or at the last fetch if that left it behind.
@@ -361,6 +422,7 @@ impl RingDevice {
     #[cold]
     fn fail(&mut self, what: Malformed, now: Time) {
         self.facts.note(self.number, what, now);
+        self.counters().standing(None);
         self.broken = true;
         if let Some(error) = &self.error
             && !self.standing.is_shunned()
@@ -410,8 +472,14 @@ impl RingDevice {
     ) {
         let BlockRequest { head, kind, status } = *request;
         let (op, flags, offset, len) = match kind {
-            Kind::Read { offset, len } => (Op::Read, Flags::NONE, offset, len),
-            Kind::Write { offset, len } => (Op::Write, self.durability(), offset, len),
+            Kind::Read { offset, len } => {
+                self.account.bytes += len;
+                (Op::Read, Flags::NONE, offset, len)
+            }
+            Kind::Write { offset, len } => {
+                self.account.bytes += len;
+                (Op::Write, self.durability(), offset, len)
+            }
             Kind::Flush => {
                 self.facts.flushed();
                 (Op::Flush, Flags::NONE, 0, 0)
@@ -578,9 +646,11 @@ impl RingDevice {
     fn call_guest(&mut self) {
         if let Some(call) = &self.call
             && !self.standing.is_shunned()
-            && call.call().is_err()
         {
-            self.shun();
+            self.account.calls += 1;
+            if call.call().is_err() {
+                self.shun();
+            }
         }
     }
 }

@@ -43,8 +43,13 @@ impl DiskCore {
     /// Frees its number and its part of its thread, when called: nothing of it is on the thread any more.
     pub(super) fn give_back(&self) -> impl FnOnce() + Send + use<> {
         let (load, numbers) = (Arc::clone(&self.load), Arc::clone(&self.numbers));
+        let (statistics, counters) = (
+            self.statistics.clone(),
+            Arc::clone(&self.device.facts.counters),
+        );
         let id = self.device.id;
         move || {
+            statistics.remove_disk(id, &counters);
             load.fetch_sub(1, Ordering::Relaxed);
             guard(&numbers)[id.0 as usize] = false;
         }
@@ -255,6 +260,7 @@ impl Disk {
             socket,
             session,
             early,
+            counters: Arc::clone(&self.core.device.facts.counters),
             presence,
         })))
     }

@@ -351,6 +351,13 @@ pub(crate) fn logical_block_size(file: &File) -> io::Result<usize> {
     usize::try_from(size).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
+/// The number of the calling thread in the system.
+pub(crate) fn thread_id() -> u32 {
+    // SAFETY: no memory is involved.
+    let id = unsafe { libc::gettid() };
+    id.unsigned_abs()
+}
+
 /// The CPU time of the calling thread.
 pub(crate) fn thread_cpu() -> Time {
     let mut at = MaybeUninit::<libc::timespec>::uninit();

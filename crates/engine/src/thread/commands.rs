@@ -11,6 +11,7 @@ use super::{AttachedDisk, IoThread};
 pub(crate) use super::{OnDetached, Reply};
 use crate::blocking::Done;
 use crate::control::{DiskControl, Govern};
+use crate::counters::DiskCounters;
 use crate::datastore::OpenedImage;
 use crate::device::nbd::Connection;
 use crate::device::ring::{Parts, RingDevice};
@@ -155,6 +156,7 @@ pub(crate) struct NbdConnection {
     pub(crate) socket: OwnedFd,
     pub(crate) session: Session,
     pub(crate) early: Vec<u8>,
+    pub(crate) counters: Arc<DiskCounters>,
     /// Dropped when the client is gone.
     pub(crate) presence: Box<dyn Send>,
 }
@@ -525,6 +527,7 @@ impl IoThread {
             socket,
             session,
             early,
+            counters,
             presence,
         } = order;
         if !self.accepts_clients_of(disk) {
@@ -533,7 +536,7 @@ impl IoThread {
         }
         let connection = match Connection::new(socket, disk, session, &early, &mut self.cx.buffers)
         {
-            Ok(connection) => connection.with_presence(presence),
+            Ok(connection) => connection.with_presence(presence).with_counters(counters),
             Err(error) => {
                 tracing::warn!(%error, "no memory for an NBD client: its connection is closed");
                 return;
@@ -560,9 +563,11 @@ impl IoThread {
         let Some(connection) = self.connections[index as usize].as_mut() else {
             return;
         };
-        if connection.advance(index, &mut self.cx)
-            && let Some(connection) = self.connections[index as usize].take()
-        {
+        let ended = connection.advance(index, &mut self.cx);
+        if connection.is_served_first() {
+            self.tally.served_connection(index);
+        }
+        if ended && let Some(connection) = self.connections[index as usize].take() {
             let disk = connection.disk();
             connection.free(&mut self.cx);
             self.close_if_unused(disk);

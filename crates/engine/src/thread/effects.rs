@@ -170,6 +170,9 @@ impl IoThread {
         while let Some(index) = self.cx.dirty.pop() {
             if let Some(queue) = &mut self.queues[index as usize] {
                 queue.publish();
+                if queue.is_served_first() {
+                    self.tally.served_queue(index);
+                }
                 if !queue.active && self.idle.should_spin(true) {
                     // The guest need not kick: the thread polls the queue.
                     queue.wake();

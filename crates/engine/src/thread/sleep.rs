@@ -4,6 +4,7 @@
 //! a later one wakes the thread.
 
 use super::{IoThread, QUIET};
+use crate::counters::State;
 use crate::device::ring::RingDevice;
 use crate::sys::os;
 use crate::thread::idle::Wait;
@@ -82,17 +83,19 @@ impl IoThread {
             return;
         }
         let timeout = self.next_deadline().map(|at| at.since(before));
+        self.tally.fall_asleep(before);
         self.cx.ring.wait(timeout);
         self.inbox.wake();
         let after = os::now();
         self.cx.now = after;
-        self.tally.slept(before, after);
+        self.tally.enter(State::Busy, after);
     }
 
     /// Polls for as long as spinning pays; true if it found work.
     fn spin(&mut self, begin: Time) -> bool {
         let deadline = self.next_deadline().unwrap_or(Time::NEVER);
         let until = (begin + self.idle.window()).min(deadline);
+        self.tally.enter(State::Spinning, begin);
         let mut now = begin;
         let mut polls = 0;
         let found = loop {
@@ -112,7 +115,7 @@ impl IoThread {
             }
         };
         self.cx.now = now;
-        self.tally.spun(begin, now);
+        self.tally.enter(State::Busy, now);
         found
     }
 

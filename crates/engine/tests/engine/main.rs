@@ -19,4 +19,5 @@ mod many;
 mod overlaps;
 mod rig;
 mod space;
+mod statistics;
 mod upstream;

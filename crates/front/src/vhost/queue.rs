@@ -174,6 +174,11 @@ impl<M: GuestMemory> Queue<M> {
         self.last_avail
     }
 
+    /// The next used entry: it moves by one with each completed chain.
+    pub fn answered(&self) -> u16 {
+        self.used_idx
+    }
+
     /// Whether any process has completed a request in this ring.
     pub fn was_used(&self) -> bool {
         self.used_idx != 0

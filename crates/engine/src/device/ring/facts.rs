@@ -4,7 +4,9 @@
 
 use super::effort::Effort;
 use super::malformed::{LogLimit, Malformed, Recent, RingFault};
+use crate::counters::DiskCounters;
 use crate::device::shunned::Offences;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use tidegate_core::units::Time;
 
@@ -32,17 +34,19 @@ pub(crate) struct DeviceFacts {
     pub(crate) offences: Offences,
     /// Steps that parsing its guest's chains has taken in this turn.
     pub(super) effort: Effort,
+    /// Counters of its queues, and of the NBD connections of its disk.
+    pub(crate) counters: Arc<DiskCounters>,
     /// Room that the long lists of all its requests in flight take. Only its I/O thread counts it.
     pub(super) room: AtomicUsize,
 }
 
 impl DeviceFacts {
     /// For a device that no guest has used yet.
-    pub(crate) fn new(name: String, serial: String, write_back: bool) -> DeviceFacts {
+    pub(crate) fn new(name: String, serial: String, queues: u16) -> DeviceFacts {
         DeviceFacts {
             name,
             serial,
-            write_back: AtomicBool::new(write_back),
+            write_back: AtomicBool::new(false),
             cache_unknown: AtomicBool::new(false),
             nonsense: AtomicU64::new(0),
             broken: AtomicU64::new(0),
@@ -51,6 +55,7 @@ impl DeviceFacts {
             queues_logged: LogLimit::default(),
             offences: Offences::default(),
             effort: Effort::default(),
+            counters: Arc::new(DiskCounters::new(queues.into())),
             room: AtomicUsize::new(0),
         }
     }

@@ -3,6 +3,7 @@
 //! Orders of a test are put in the inbox while the thread is held, so that it finds them all in one turn.
 
 use super::*;
+use crate::counters::Statistics;
 use crate::datastore::{Image, ImageCx, Job, OpenedImage, Progress, null};
 use crate::sys::guest::{DirtyLog, GuestArea, Mmap, Region};
 use crate::sys::os;
@@ -170,7 +171,7 @@ impl Guest {
     fn parts(&self) -> Parts {
         let (queue, left_behind) = self.queue();
         assert_eq!(left_behind.len(), usize::from(self.available()));
-        let facts = DeviceFacts::new(String::new(), String::new(), true);
+        let facts = DeviceFacts::new(String::new(), String::new(), 8);
         Parts {
             disk: DISK,
             number: 0,
@@ -239,7 +240,8 @@ impl Daemon {
             cpu: None,
         };
         let inbox = Arc::new(Inbox::new().expect("a descriptor"));
-        let started = IoThread::start([Arc::clone(&inbox)].into(), 0, config);
+        let page = Statistics::default().add_thread();
+        let started = IoThread::start([Arc::clone(&inbox)].into(), 0, config, page);
         let thread = started.expect("the thread starts");
         Daemon { inbox, thread }
     }
@@ -521,7 +523,7 @@ fn attach_numbered(daemon: &Daemon, guest: &Guest, number: u16, facts: &Arc<Devi
 
 #[test]
 fn the_last_faults_are_stored_with_queue_and_time() {
-    let facts = Arc::new(DeviceFacts::new(String::new(), String::new(), true));
+    let facts = Arc::new(DeviceFacts::new(String::new(), String::new(), 8));
     let short = Guest::new();
     // One chain of one descriptor, too short for a header.
     describe(&short.area(0, 16), 0, STATUS, 1 | 2 << 32);
@@ -590,8 +592,7 @@ fn long_chains_are_answered_one_per_turn_and_others_between_them() {
     let (report, answered) = channel();
     let others = endless.iter().map(|guest| guest.area(USED, 4)).collect();
     let daemon = Daemon::with(Box::new(CountingImage { others, report }));
-    let [bad, good] =
-        [(); 2].map(|()| Arc::new(DeviceFacts::new(String::new(), String::new(), true)));
+    let [bad, good] = [(); 2].map(|()| Arc::new(DeviceFacts::new(String::new(), String::new(), 8)));
     let (attach, numbers): (Vec<Command>, Vec<Receiver<u32>>) = endless
         .iter()
         .map(|guest| guest.fresh(&bad))
@@ -684,7 +685,7 @@ fn serve_in_batches(serve: impl FnOnce(&Daemon)) -> Daemon {
 #[test]
 fn requests_with_many_pieces_wait_while_those_in_flight_use_the_memory_limit() {
     let guest = Guest::with_long_chains(MANY, None);
-    let facts = Arc::new(DeviceFacts::new(String::new(), String::new(), true));
+    let facts = Arc::new(DeviceFacts::new(String::new(), String::new(), 8));
     let (reply, number) = channel();
     let parts = guest.fresh(&facts);
     let daemon = serve_in_batches(|daemon| {
@@ -700,7 +701,7 @@ fn requests_of_all_queues_of_a_device_wait_while_those_in_flight_use_the_memory_
     const QUEUES: usize = 8;
     let (report, batches) = channel();
     let daemon = Daemon::with(BatchingImage::new(Span::from_millis(100), report));
-    let facts = Arc::new(DeviceFacts::new(String::new(), String::new(), true));
+    let facts = Arc::new(DeviceFacts::new(String::new(), String::new(), 8));
     let guests = [(); QUEUES].map(|()| Guest::with_long_chains(MANY, None));
     let (attach, numbers): (Vec<Command>, Vec<Receiver<u32>>) = guests
         .iter()
@@ -761,7 +762,7 @@ fn a_thread_woken_by_its_datastore_polls_without_kicks() {
             event_idx,
             ..CONFIG
         };
-        let facts = Arc::new(DeviceFacts::new(String::new(), String::new(), true));
+        let facts = Arc::new(DeviceFacts::new(String::new(), String::new(), 8));
         let parts = Parts {
             queue: Queue::new(&guest.memory, config).expect("sound rings"),
             kick: duplicate(&kick),

@@ -213,7 +213,7 @@ impl IoThread {
             Query::Report(survey) => survey.advance(
                 disks,
                 left,
-                |left| self.report(now, left),
+                |left| self.report(left),
                 |partial, disk| {
                     let (reading, cost) = self.reading(now, disk);
                     partial.disks.extend(reading);
@@ -260,7 +260,7 @@ impl IoThread {
             Query::Pulse(survey) => survey.advance(
                 disks,
                 left,
-                |_| self.pulse(now),
+                |_| self.pulse(),
                 |partial, disk| {
                     let sums = self.cx.shard.pulse(disk);
                     let measured = sums.is_some_and(|sums| sums.is_some());
@@ -293,28 +293,30 @@ impl IoThread {
     }
 
     /// The thread, without its disks.
-    fn pulse(&self, now: Time) -> ThreadPulse {
+    fn pulse(&self) -> ThreadPulse {
+        let read = self.tally.read();
         ThreadPulse {
-            age: self.tally.age(now),
-            busy: self.tally.busy,
-            spinning: self.tally.spinning,
+            age: read.age,
+            busy: read.busy,
+            spinning: read.spinning,
             disks: Vec::new(),
         }
     }
 
     /// The thread, without its disks.
-    fn report(&self, now: Time, left: &mut usize) -> ThreadReport {
+    fn report(&self, left: &mut usize) -> ThreadReport {
+        let read = self.tally.read();
         let places = self.queues.len() + self.connections.len();
         *left = left.saturating_sub(places * PLACE);
         ThreadReport {
             name: self.name.clone(),
-            age: self.tally.age(now),
-            busy: self.tally.busy,
-            spinning: self.tally.spinning,
-            sleeping: self.tally.sleeping,
-            turns: self.tally.turns,
-            empty_turns: self.tally.empty_turns,
-            wakes: self.tally.wakes,
+            age: read.age,
+            busy: read.busy,
+            spinning: read.spinning,
+            sleeping: read.sleeping,
+            turns: read.turns,
+            empty_turns: read.empty_turns,
+            wakes: read.wakes.sum(),
             cpu: os::thread_cpu().since(Time::ZERO),
             in_flight: self.cx.shard.in_flight(),
             strays: self.cx.shard.strays(),

@@ -132,7 +132,7 @@ fn a_scattered_request_over_many_chunks_reaches_all_members_and_comes_back() {
         let images = members(&place, layout, count, buffered);
         daemon.attach(DISK, DISK_SIZE, images, Some(parts));
         let scattered = Scattered::new();
-        let facts = Arc::new(DeviceFacts::new(String::new(), String::new(), true));
+        let facts = Arc::new(DeviceFacts::new(String::new(), String::new(), 8));
         let parts = Parts {
             kick: duplicate(&scattered.kick),
             ..scattered.guest.fresh(&facts)

@@ -1,6 +1,7 @@
 //! Tests of an I/O thread's reports; the test runs the turns.
 
 use super::*;
+use crate::counters::Statistics;
 use crate::datastore::null;
 use crate::thread::ThreadConfig;
 use crate::thread::commands::{Attach, Change, Command, Inbox, What};
@@ -19,8 +20,9 @@ const CONFIG: ThreadConfig = ThreadConfig {
 /// A thread with this many disks, each with these filters.
 fn thread(disks: u32, filters: &[FilterSpec]) -> IoThread {
     let inbox = Arc::new(Inbox::new().expect("a descriptor"));
-    let mut thread =
-        IoThread::new("tidegate-test".into(), [inbox].into(), 0, CONFIG).expect("a ring");
+    let page = Statistics::default().add_thread();
+    let thread = IoThread::new("tidegate-test".into(), [inbox].into(), 0, CONFIG, page);
+    let mut thread = thread.expect("a ring");
     for disk in 0..disks {
         thread.handle(attach(DiskId(disk), filters));
     }

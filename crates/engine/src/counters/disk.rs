@@ -1,0 +1,262 @@
+//! The counters of a disk: of each queue of its device, and of its NBD connections together.
+//!
+//! The queues move with their disk. So do their counters, and its new I/O thread goes on with them.
+
+use super::delays::{DelayHistogram, Delays};
+use crate::sys::os;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tidegate_core::request::DiskId;
+use tidegate_core::units::{Span, Time};
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct DiskCounters {
+    queues: Box<[QueueCounters]>,
+    connections: QueueCounters,
+}
+
+/// The counters of one queue. Only the disk's I/O thread writes them.
+#[derive(Debug, Default)]
+pub(crate) struct QueueCounters {
+    taken: AtomicU64,
+    answered: AtomicU64,
+    bytes: AtomicU64,
+    busy: AtomicU64,
+    outstanding: AtomicU64,
+    kicks: AtomicU64,
+    calls: AtomicU64,
+    /// When the requests that wait since the last fetch were seen, in nanoseconds; zero: none wait.
+    standing_since: AtomicU64,
+    delays: Delays,
+}
+
+/// What an I/O thread did for a queue since it last accounted for it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Served {
+    /// Requests taken.
+    pub(crate) taken: u64,
+    /// Requests answered.
+    pub(crate) answered: u64,
+    /// Bytes of the requests taken.
+    pub(crate) bytes: u64,
+    /// Kicks of its guest, and interrupts sent to it.
+    pub(crate) kicks: u64,
+    pub(crate) calls: u64,
+    /// Its part of the thread's busy time.
+    pub(crate) busy: Span,
+    /// The time of requests in flight, added up.
+    pub(crate) outstanding: Span,
+}
+
+impl DiskCounters {
+    pub(crate) fn new(queues: usize) -> DiskCounters {
+        DiskCounters {
+            queues: (0..queues).map(|_| QueueCounters::default()).collect(),
+            connections: QueueCounters::default(),
+        }
+    }
+
+    /// Those of a queue, by its number on the device.
+    ///
+    /// # Panics
+    /// If the device has no such queue.
+    pub(crate) fn queue(&self, number: u16) -> &QueueCounters {
+        &self.queues[usize::from(number)]
+    }
+
+    /// Those of all NBD connections.
+    pub(crate) fn connections(&self) -> &QueueCounters {
+        &self.connections
+    }
+
+    pub(super) fn read(&self, disk: DiskId) -> DiskActivity {
+        DiskActivity {
+            disk,
+            at: os::now(),
+            queues: self.queues.iter().map(QueueCounters::read).collect(),
+            connections: self.connections.read(),
+        }
+    }
+}
+
+impl QueueCounters {
+    /// It was served.
+    pub(crate) fn charge(&self, served: &Served) {
+        add(&self.taken, served.taken);
+        add(&self.answered, served.answered);
+        add(&self.bytes, served.bytes);
+        add(&self.kicks, served.kicks);
+        add(&self.calls, served.calls);
+        add(&self.busy, served.busy.as_nanos());
+        add(&self.outstanding, served.outstanding.as_nanos());
+    }
+
+    /// So many requests were taken that had waited for `delay`, at least.
+    pub(crate) fn delayed(&self, requests: u16, delay: Span) {
+        self.delays.record(delay, requests.into());
+    }
+
+    /// A fetch left requests behind that were first seen then; or none any more.
+    pub(crate) fn standing(&self, since: Option<Time>) {
+        let since = since.map_or(0, Time::as_nanos);
+        self.standing_since.store(since, Ordering::Relaxed);
+    }
+
+    fn read(&self) -> QueueActivity {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let requests = load(&self.taken);
+        let standing = load(&self.standing_since);
+        QueueActivity {
+            requests,
+            answered: load(&self.answered),
+            bytes: load(&self.bytes),
+            busy: Span::from_nanos(load(&self.busy)),
+            outstanding: Span::from_nanos(load(&self.outstanding)),
+            kicks: load(&self.kicks),
+            calls: load(&self.calls),
+            standing_since: (standing != 0).then(|| Time::from_nanos(standing)),
+            delays: self.delays.read(requests),
+        }
+    }
+}
+
+/// Adds to a counter of which the calling thread is the only writer.
+pub(super) fn add(counter: &AtomicU64, more: u64) {
+    counter.store(counter.load(Ordering::Relaxed) + more, Ordering::Relaxed);
+}
+
+/// What the queues of a disk have done since it was attached.
+#[derive(Clone, Debug)]
+pub struct DiskActivity {
+    /// The disk.
+    pub disk: DiskId,
+    /// When it was read.
+    pub at: Time,
+    /// By number on its device.
+    pub queues: Vec<QueueActivity>,
+    /// All NBD connections together.
+    pub connections: QueueActivity,
+}
+
+impl DiskActivity {
+    /// The queues, then the connections.
+    pub fn all(&self) -> impl Iterator<Item = &QueueActivity> {
+        self.queues.iter().chain([&self.connections])
+    }
+
+    /// Time of its I/O threads that they spent for it.
+    pub fn busy(&self) -> Span {
+        Span::from_nanos(self.all().map(|queue| queue.busy.as_nanos()).sum())
+    }
+
+    /// Requests taken.
+    pub fn requests(&self) -> u64 {
+        self.all().map(|queue| queue.requests).sum()
+    }
+
+    /// Requests answered.
+    pub fn answered(&self) -> u64 {
+        self.all().map(|queue| queue.answered).sum()
+    }
+
+    /// Bytes of the requests taken.
+    pub fn bytes(&self) -> u64 {
+        self.all().map(|queue| queue.bytes).sum()
+    }
+
+    /// The time of its requests in flight, added up.
+    pub fn outstanding(&self) -> Span {
+        Span::from_nanos(self.all().map(|queue| queue.outstanding.as_nanos()).sum())
+    }
+
+    /// Interrupts sent.
+    pub fn calls(&self) -> u64 {
+        self.all().map(|queue| queue.calls).sum()
+    }
+
+    /// How long requests waited in the rings, at least.
+    pub fn delays(&self) -> DelayHistogram {
+        let mut sum = DelayHistogram::default();
+        self.all().for_each(|queue| sum.merge(&queue.delays));
+        sum
+    }
+}
+
+/// What one queue has done.
+#[derive(Clone, Debug)]
+pub struct QueueActivity {
+    /// Requests taken, up to 64 turns ago.
+    pub requests: u64,
+    /// Requests answered.
+    pub answered: u64,
+    /// Bytes of the requests taken.
+    pub bytes: u64,
+    /// The time of its requests in flight, added up: by a second it is the mean number in flight. It is estimated from
+    /// the number at times some turns apart.
+    pub outstanding: Span,
+    /// Its part of the busy time of its I/O threads. It is divided by the requests taken and answered, so a clock is
+    /// read once a turn, not for each of them.
+    pub busy: Span,
+    /// Kicks of its guest that arrived.
+    pub kicks: u64,
+    /// Interrupts sent to its guest.
+    pub calls: u64,
+    /// The last fetch left requests behind. They were seen then; they may be older.
+    pub standing_since: Option<Time>,
+    /// How long requests waited in the ring from when the thread first saw them until it took them. They may have
+    /// waited for a turn more ([`ThreadActivity::delays`](super::ThreadActivity::delays)).
+    pub delays: DelayHistogram,
+}
+
+impl QueueActivity {
+    /// Whether requests that were seen at least `span` ago are still not taken.
+    pub fn is_standing(&self, now: Time, span: Span) -> bool {
+        self.standing_since
+            .is_some_and(|since| now.since(since) >= span)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_is_the_sum_of_its_queues_and_connections() {
+        let counters = DiskCounters::new(2);
+        let served = |taken, busy| Served {
+            taken,
+            answered: taken - 1,
+            bytes: taken * 512,
+            kicks: 0,
+            calls: 1,
+            busy: Span::from_micros(busy),
+            outstanding: Span::from_micros(2 * busy),
+        };
+        counters.queue(0).charge(&served(10, 20));
+        counters.queue(1).charge(&served(5, 7));
+        counters.connections().charge(&served(2, 3));
+        counters.queue(1).delayed(3, Span::from_millis(1));
+        let read = counters.read(DiskId(4));
+        assert_eq!((read.requests(), read.calls()), (17, 3));
+        assert_eq!((read.answered(), read.bytes()), (14, 17 * 512));
+        assert_eq!(read.busy(), Span::from_micros(30));
+        assert_eq!(read.outstanding(), Span::from_micros(60));
+        assert_eq!(read.delays().count(), 17);
+        assert!(read.delays().quantile(9000) >= Span::from_millis(1));
+        assert_eq!(read.delays().quantile(8000), Span::ZERO);
+    }
+
+    #[test]
+    fn requests_stand_while_they_were_seen_and_not_taken() {
+        let counters = QueueCounters::default();
+        let now = Time::from_nanos(10_000_000);
+        let tick = Span::from_millis(5);
+        assert!(!counters.read().is_standing(now, tick));
+        counters.standing(Some(Time::from_nanos(6_000_000)));
+        assert!(!counters.read().is_standing(now, tick));
+        counters.standing(Some(Time::from_nanos(5_000_000)));
+        assert!(counters.read().is_standing(now, tick));
+        counters.standing(None);
+        assert!(!counters.read().is_standing(now, tick));
+    }
+}
