@@ -16,6 +16,7 @@ extern crate alloc;
 
 pub mod block;
 pub mod curve;
+pub mod dense;
 pub mod effect;
 pub mod filter;
 pub mod governor;
