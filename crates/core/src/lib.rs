@@ -15,6 +15,7 @@
 extern crate alloc;
 
 pub mod block;
+pub mod coalesce;
 pub mod curve;
 pub mod dense;
 pub mod effect;

@@ -154,6 +154,8 @@ pub struct Flow {
     requests: u32,
     bytes: u64,
     completions: u32,
+    /// Known cost beside that of requests and bytes, in 1/256 ns.
+    extra: i64,
     /// Time that it was charged, ever.
     charged: u64,
 }
@@ -177,6 +179,7 @@ impl Flow {
             requests: 0,
             bytes: 0,
             completions: 0,
+            extra: 0,
             charged: 0,
         }
     }
@@ -220,6 +223,7 @@ impl Flow {
         if self.turn != turn {
             self.turn = turn;
             (self.requests, self.bytes, self.completions) = (0, 0, 0);
+            self.extra = 0;
         }
     }
 
@@ -254,31 +258,39 @@ impl Flow {
 #[derive(Clone, Copy, Debug)]
 pub struct Allowance {
     requests: u32,
+    in_flight: u32,
+    /// Whether bytes and time count: others compete.
+    metered: bool,
     bytes: u64,
     /// Time left in 1/256 ns.
     time: i64,
     cost: Cost,
-    in_flight: u32,
-    took: (u32, u64),
+    taken: u32,
+    taken_bytes: u64,
+    extra: i64,
 }
 
 impl Allowance {
     /// So many requests, whatever they cost: nothing competes.
+    #[inline]
     pub fn of_requests(requests: u32) -> Allowance {
         Allowance {
             requests,
+            in_flight: u32::MAX,
+            metered: false,
             bytes: u64::MAX,
             time: i64::MAX,
             cost: Cost::FREE,
-            in_flight: u32::MAX,
-            took: (0, 0),
+            taken: 0,
+            taken_bytes: 0,
+            extra: 0,
         }
     }
 
     /// Whether another request may be taken.
     #[inline]
     pub fn is_left(&self) -> bool {
-        self.requests > 0 && self.bytes > 0 && self.time > 0
+        self.requests > 0 && (!self.metered || self.bytes > 0 && self.time > 0)
     }
 
     /// Requests that may still be taken, if they cost nothing.
@@ -297,14 +309,32 @@ impl Allowance {
     #[inline]
     pub fn take(&mut self, bytes: u64) {
         self.requests -= 1;
+        self.taken += 1;
+        if self.metered {
+            self.charge(bytes);
+        }
+    }
+
+    #[inline(never)]
+    fn charge(&mut self, bytes: u64) {
         self.bytes = self.bytes.saturating_sub(bytes);
         self.time = self.time.saturating_sub(self.cost.of(1, bytes));
-        self.took = (self.took.0 + 1, self.took.1.saturating_add(bytes));
+        self.taken_bytes = self.taken_bytes.saturating_add(bytes);
+    }
+
+    /// Taking them took so much longer than usual.
+    #[cold]
+    pub fn spend(&mut self, time: Span) {
+        let extra =
+            i64::try_from(time.as_nanos()).map_or(i64::MAX, |ns| ns.saturating_mul(cost::UNIT));
+        self.extra = self.extra.saturating_add(extra);
+        self.time = self.time.saturating_sub(extra);
     }
 
     /// Requests taken.
+    #[inline]
     pub fn taken(&self) -> u32 {
-        self.took.0
+        self.taken
     }
 }
 
@@ -495,19 +525,24 @@ impl RoundRobin {
             time: time.saturating_mul(cost::UNIT),
             cost: flow.cost,
             in_flight,
-            took: (0, 0),
+            metered: true,
+            taken: 0,
+            taken_bytes: 0,
+            extra: 0,
         };
         let left = flows.visit(at, &mut allowance);
-        let (requests, bytes) = allowance.took;
+        let (requests, bytes) = (allowance.taken, allowance.taken_bytes);
         passed.requests += requests;
         let Some(flow) = flows.flow(at) else {
             return;
         };
-        let charge = flow.cost.of(requests, bytes) / cost::UNIT;
+        let cost = flow.cost.of(requests, bytes);
+        let charge = cost.saturating_add(allowance.extra) / cost::UNIT;
         flow.deficit = flow.deficit.saturating_sub(charge);
         flow.charged = flow.charged.saturating_add(charge.unsigned_abs());
         flow.requests += requests;
         flow.bytes = flow.bytes.saturating_add(bytes);
+        flow.extra = flow.extra.saturating_add(allowance.extra);
         flow.left = left;
         self.spent = self.spent.saturating_add(charge);
         if left == Left::More {
@@ -551,6 +586,7 @@ impl RoundRobin {
                 && flow.turn == self.turn
             {
                 fit.add(&flow.cost, flow.requests + flow.completions, flow.bytes);
+                fit.add_extra(flow.extra);
             }
         }
         let Some(fitted) = fit.fitted() else {

@@ -128,6 +128,7 @@ impl Host {
             always_poll: false,
             cpus: plan.cpus.clone(),
             curves: plan.curves,
+            coalesce: tidegate_core::coalesce::Coalesce::default(),
         };
         let engine = Engine::start(&settings).map_err(|e| unstarted(&e, plan.count))?;
         let number = |n: &usize| u32::try_from(*n).unwrap_or(u32::MAX);
@@ -182,6 +183,7 @@ impl Host {
             queues: plan.queues,
             seg_max: plan.seg_max,
             filters: plan.filters.clone(),
+            io: tidegate_engine::IoSettings::default(),
             layout: plan.layout,
             layout_options: plan.layout_options.clone(),
             control,

@@ -7,7 +7,6 @@ use crate::device::ring::Reply;
 use tidegate_front::nbd::session::ClientRequest;
 
 mod account;
-pub(crate) mod interrupt_moderation;
 pub(crate) mod nbd;
 pub(crate) mod nbd_budget;
 pub(crate) mod ring;

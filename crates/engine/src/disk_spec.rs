@@ -5,9 +5,11 @@ use crate::datastore::OpenedImage;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
+use tidegate_core::coalesce::Coalesce;
 use tidegate_core::filter::FilterSpec;
 use tidegate_core::layout::cache::area::Area;
 use tidegate_core::layout::{LayoutNotice, LayoutSpec, MEMBER_TIMEOUT, OnLoss};
+use tidegate_core::round_robin::Share;
 
 /// A disk as its front ends show it.
 #[derive(Clone, Debug)]
@@ -32,6 +34,8 @@ pub struct DiskSpec {
     pub seg_max: u16,
     /// Its filters, top first.
     pub filters: Vec<FilterSpec>,
+    /// Its share of its I/O thread, and how its completions are coalesced.
+    pub io: IoSettings,
     /// How its bytes lie on its images.
     pub layout: LayoutSpec,
     /// Details of its layout. A disk of one image has none.
@@ -40,6 +44,15 @@ pub struct DiskSpec {
     /// layout: for those of its images that name no control of their own
     /// ([`OpenedImage::under_control`](crate::datastore::OpenedImage::under_control)).
     pub control: Option<UnderControl>,
+}
+
+/// How an I/O thread serves a disk's queues and connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IoSettings {
+    /// Its share of the thread's time, where others compete.
+    pub share: Share,
+    /// How its completions are coalesced; none: as the thread's default is.
+    pub coalesce: Option<Coalesce>,
 }
 
 /// Details of a disk's layout.

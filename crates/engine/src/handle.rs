@@ -28,6 +28,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tidegate_core::coalesce::Coalesce;
 use tidegate_core::effect::ControlId;
 use tidegate_core::filter::FilterKey;
 use tidegate_core::filter::trace::format::TracedDisk;
@@ -61,6 +62,8 @@ pub struct Settings {
     pub cpus: Vec<usize>,
     /// Whether the miss-ratio curve of each disk is estimated.
     pub curves: bool,
+    /// How completions are coalesced, of disks that have no setting of their own.
+    pub coalesce: Coalesce,
 }
 
 /// The I/O threads of a host.
@@ -171,6 +174,7 @@ impl Engine {
                 poll: settings.poll,
                 always_poll: settings.always_poll,
                 cpu,
+                coalesce: settings.coalesce,
             };
             let join =
                 IoThread::start(Arc::clone(&inboxes), index, config, statistics.add_thread())?;
@@ -249,7 +253,7 @@ impl Engine {
             true => stack,
             false => stack.without_curve(),
         };
-        let (size, read_only) = (spec.size, spec.read_only);
+        let (size, read_only, io) = (spec.size, spec.read_only, spec.io);
         let notices = spec.layout_options.notices.clone();
         let is_cached = AtomicBool::new(cache.is_some());
         let layout = members::parts(&spec, &images[..members], cache);
@@ -282,6 +286,7 @@ impl Engine {
             images,
             layout,
             notices,
+            io,
             control,
             opened,
         };
@@ -330,6 +335,23 @@ impl Engine {
             .check()
             .map_err(|fault| Error::new(Kind::Invalid, fault.to_string()))?;
         self.groups.set(os::now(), group, policy);
+        Ok(())
+    }
+
+    /// Sets how completions are coalesced, of disks that have no setting of their own.
+    ///
+    /// # Errors
+    /// If a thread does not accept the command.
+    pub fn set_coalesce(&self, coalesce: Coalesce) -> Result<()> {
+        for thread in &self.threads {
+            let sent = thread.inbox.send(Command::DefaultCoalesce(coalesce));
+            sent.map_err(|_| {
+                Error::new(
+                    Kind::Busy,
+                    "an I/O thread has too many pending commands; try again",
+                )
+            })?;
+        }
         Ok(())
     }
 

@@ -24,13 +24,14 @@ use crate::datastore::{Image, ImageCx};
 use crate::device::nbd::Connection;
 use crate::device::ring::RingDevice;
 use crate::device::thread_cx::{IN_FLIGHT, ThreadCx};
-use crate::disk_spec::NoticeSink;
+use crate::disk_spec::{IoSettings, NoticeSink};
 use crate::error::{Error, Result};
 use crate::sys::os;
 use crate::sys::ring::{Completion, Ring, Tag};
 use crate::tag::{self, ImageId};
 use blocks::Blocks;
 use commands::{Command, Detaching, Inbox, Query};
+use fairness::{Backlog, Rotation};
 use idle::{Idle, Wait};
 use images::{Images, Member};
 use layouts::{Opened, PendingOrder, Relay};
@@ -41,10 +42,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use tally::Tally;
+use tidegate_core::coalesce::Coalesce;
 use tidegate_core::effect::{ControlId, Effect};
 use tidegate_core::filter::FilterKey;
 use tidegate_core::layout::Target;
 use tidegate_core::request::{DiskId, IoId, Outcome};
+use tidegate_core::round_robin::RoundRobin;
 use tidegate_core::shard::Event;
 use tidegate_core::units::{Span, Time};
 
@@ -53,6 +56,7 @@ mod blocks;
 mod close;
 pub(crate) mod commands;
 mod effects;
+pub(crate) mod fairness;
 pub(crate) mod idle;
 mod images;
 pub(crate) mod layouts;
@@ -64,14 +68,6 @@ pub(crate) mod tally;
 
 /// Completions taken in one turn, so that one queue's flood does not delay the others' requests.
 const COMPLETIONS_PER_TURN: usize = 256;
-/// Requests taken from one queue in one turn, so that a deep queue does not delay shallow ones.
-const REQUESTS_PER_QUEUE: usize = 32;
-/// How many of them are performed and answered before more are taken. A guest that sees completions early submits
-/// again, instead of sleeping until all are done.
-const REQUESTS_AT_ONCE: usize = 16;
-/// The same, after a wait. A sleeping guest wakes at the first completions, and a disk starts to work, while the others
-/// are performed.
-const FIRST_REQUESTS: usize = 4;
 /// Turns between checks for queues that have become idle.
 const TURNS_PER_SWEEP: u32 = 64;
 /// A queue without requests for this long is no longer polled; its guest kicks for the next request.
@@ -86,6 +82,8 @@ pub(crate) struct ThreadConfig {
     pub(crate) always_poll: bool,
     /// The CPU to pin it to.
     pub(crate) cpu: Option<usize>,
+    /// How completions are coalesced, of disks that have no setting of their own.
+    pub(crate) coalesce: Coalesce,
 }
 
 /// A disk on this thread.
@@ -97,6 +95,8 @@ pub(crate) struct AttachedDisk {
     opening: Option<Opened>,
     /// What happens once nothing of the disk is in flight.
     relay: Option<Relay>,
+    /// Its share of this thread, and how its completions are coalesced.
+    io: IoSettings,
     /// Whether its requests wait for the end of a move.
     held: bool,
     /// The first target of a flash cache that it gets, until the cache has opened.
@@ -141,6 +141,13 @@ pub(crate) struct IoThread {
     queues: Vec<Option<RingDevice>>,
     /// Queues that are polled each turn.
     active: Vec<u32>,
+    /// Connections that wait for their turn.
+    backlog: Backlog,
+    round_robin: RoundRobin,
+    /// Whether more than one queue or connection competes in this turn.
+    competing: bool,
+    /// How completions are coalesced, of disks that have no setting of their own.
+    coalesce: Coalesce,
     /// Queues with published completions whose guests were not called yet.
     pending_interrupts: PendingInterrupts,
     connections: Vec<Option<Connection>>,
@@ -246,6 +253,10 @@ impl IoThread {
             queues: Vec::new(),
             active: Vec::new(),
             pending_interrupts: PendingInterrupts::new(),
+            backlog: Backlog::default(),
+            round_robin: RoundRobin::new(),
+            competing: false,
+            coalesce: config.coalesce,
             connections: Vec::new(),
             governors: Vec::new(),
             idle_controls: Vec::new(),
@@ -270,7 +281,8 @@ impl IoThread {
                 if self.tally.worked(self.cx.now, now, self.cx.submitted) {
                     self.divide_time();
                 }
-                self.cx.now = now;
+                let began = std::mem::replace(&mut self.cx.now, now);
+                self.note_turn(began);
             } else {
                 self.tally.found_nothing();
                 self.sleep();
@@ -300,33 +312,6 @@ impl IoThread {
             self.sweep();
         }
         worked
-    }
-
-    /// Takes and performs the requests of one turn, a piece at a time. Returns whether there were any.
-    fn requests(&mut self) -> bool {
-        let mut any = false;
-        let mut left = REQUESTS_PER_QUEUE;
-        let mut piece = if self.wait.is_some() {
-            FIRST_REQUESTS
-        } else {
-            REQUESTS_AT_ONCE
-        };
-        loop {
-            let more = self.fetch(piece, &mut any);
-            if any {
-                self.call_after_more();
-            }
-            self.run_effects();
-            left -= piece;
-            if !more || left == 0 {
-                return any;
-            }
-            // The rest of the turn may be long with many queues.
-            if !self.pending_interrupts.is_empty() {
-                self.call_due(os::now());
-            }
-            piece = REQUESTS_AT_ONCE.min(left);
-        }
     }
 
     /// Performs effects and publishes completions until nothing is left. After that the thread may sleep.
@@ -410,21 +395,6 @@ impl IoThread {
         }
     }
 
-    /// Takes up to `most` requests from every active queue. Returns whether one of them may have more.
-    fn fetch(&mut self, most: usize, worked: &mut bool) -> bool {
-        let mut more = false;
-        for at in self.rotation.next_order(self.active.len()) {
-            let index = self.active[at];
-            let Some(queue) = &mut self.queues[index as usize] else {
-                continue;
-            };
-            let count = queue.fetch(index, &mut self.cx, most);
-            *worked |= count > 0;
-            more |= count == most;
-        }
-        more
-    }
-
     /// Handles the deadlines of the shard and of images.
     fn deadlines(&mut self) -> bool {
         let now = self.cx.now;
@@ -448,7 +418,7 @@ impl IoThread {
         any
     }
 
-    /// The earliest deadline of the shard and the images.
+    /// The earliest deadline of the shard, the images, and calls that wait for completions.
     fn next_deadline(&self) -> Option<Time> {
         let shard = self.cx.shard.deadline().map(|(at, _)| at);
         let timed = self.timed.iter().filter_map(|id| {
@@ -456,7 +426,8 @@ impl IoThread {
             place.images.all().find(|member| member.id == *id)
         });
         let images = timed.filter_map(|member| member.image.deadline());
-        shard.into_iter().chain(images).min()
+        let calls = self.pending_interrupts.due();
+        shard.into_iter().chain(images).chain(calls).min()
     }
 
     /// An open image, while its disk is attached.
@@ -511,21 +482,6 @@ fn report_block(cx: &mut ThreadCx, blocks: &mut Blocks, io: IoId, outcome: Outco
     cx.handle(event);
 }
 
-/// A random rotation of the queues, so that none is always polled first. It is random because guests also submit at
-/// regular intervals: a regular rotation could meet the same ones first each time.
-struct Rotation(u32);
-
-impl Rotation {
-    /// The indices below `count`, from a random one on.
-    #[inline]
-    fn next_order(&mut self, count: usize) -> impl Iterator<Item = usize> + use<> {
-        // Knuth's and Lewis' quick generator (Numerical Recipes, 7.1), whose upper bits are good.
-        self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        let first = ((self.0 >> 16) as usize * count) >> 16;
-        (first..count).chain(0..first)
-    }
-}
-
 /// Aborts the process when it is dropped during a panic.
 struct AbortOnPanic;
 
@@ -534,35 +490,5 @@ impl Drop for AbortOnPanic {
         if std::thread::panicking() {
             std::process::abort();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Rotation;
-
-    #[test]
-    fn each_queue_is_polled_once_and_equally_often_first() {
-        const TURNS: u32 = 70_000;
-        for count in 1..=7 {
-            let mut rotation = Rotation(1);
-            let mut firsts = vec![0_u32; count];
-            // Also in every second turn, as with guests that submit at regular intervals.
-            for turn in 0..2 * TURNS {
-                let order: Vec<usize> = rotation.next_order(count).collect();
-                let mut all = order.clone();
-                all.sort_unstable();
-                assert!(all.into_iter().eq(0..count), "{order:?}");
-                firsts[order[0]] += u32::from(turn % 2 == 0);
-            }
-            let fair = TURNS / u32::try_from(count).expect("a few");
-            for times in firsts {
-                assert!(
-                    times.abs_diff(fair) < fair / 20,
-                    "{times} of {TURNS}, {count} queues"
-                );
-            }
-        }
-        assert_eq!(Rotation(1).next_order(0).count(), 0);
     }
 }

@@ -107,6 +107,11 @@ impl Fit {
         self.norm += steps * steps + (kib / KIB_OF_STEP) * (kib / KIB_OF_STEP);
     }
 
+    /// A cost that is known, in 1/256 ns.
+    pub(super) fn add_extra(&mut self, extra: i64) {
+        self.expected = self.expected.saturating_add(extra);
+    }
+
     /// Nothing if the turn did nothing.
     pub(super) fn fitted(&self) -> Option<Fitted> {
         let took = self.took.min(self.expected.saturating_mul(MOST_TIMES));

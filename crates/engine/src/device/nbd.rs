@@ -39,6 +39,7 @@ use outgoing::Outgoing;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use tidegate_core::request::{Data, DiskId, Extent, Fault, Op, Outcome};
+use tidegate_core::round_robin::{Allowance, Flow, Share};
 use tidegate_core::units::{Span, Time};
 use tidegate_front::nbd::session::{ClientRequest, Head, Session, Step};
 use tidegate_front::nbd::wire::REQUEST_BYTES;
@@ -89,6 +90,10 @@ pub(crate) struct Connection {
     dismissed: bool,
     /// Its next request waits for memory that other connections hold.
     waits_for_memory: bool,
+    /// What it has received waits for its next turn: others compete.
+    backlogged: bool,
+    /// Its share of the thread, and what it has had.
+    pub(crate) flow: Flow,
     /// Nothing can be sent any more.
     dead: bool,
     noted: bool,
@@ -147,6 +152,8 @@ impl Connection {
             watch: Watch::Off,
             dismissed: false,
             waits_for_memory: false,
+            backlogged: false,
+            flow: Flow::new(Share::default()),
             dead: false,
             noted: false,
             account: Account::default(),
@@ -165,6 +172,17 @@ impl Connection {
     pub(crate) fn with_counters(mut self, counters: Arc<DiskCounters>) -> Connection {
         self.counters = Some(counters);
         self
+    }
+
+    /// Sets its share of the thread.
+    pub(crate) fn with_share(mut self, share: Share) -> Connection {
+        self.flow.set_share(share);
+        self
+    }
+
+    /// Whether requests that it has received wait for its next turn.
+    pub(crate) fn is_backlogged(&self) -> bool {
+        self.backlogged && !self.dead && !self.dismissed
     }
 
     pub(crate) fn disk(&self) -> DiskId {
@@ -257,16 +275,22 @@ impl Connection {
         }
     }
 
-    /// Decodes received bytes, then starts a receive and a send if none is in flight. Call after any change.
-    /// Returns whether the connection has ended and can be dropped.
-    pub(crate) fn advance(&mut self, index: u32, cx: &mut ThreadCx) -> bool {
+    /// Decodes received bytes as far as it may, then starts a receive and a send if none is in flight. Call after any
+    /// change. Returns whether the connection has ended and can be dropped.
+    pub(crate) fn advance(
+        &mut self,
+        index: u32,
+        cx: &mut ThreadCx,
+        allowance: &mut Allowance,
+    ) -> bool {
         self.noted = false;
-        self.decode(index, cx);
+        self.decode(index, cx, allowance);
         self.drop_if_gone(index, cx);
         self.send(index, cx);
         self.receive(index, cx);
         let quiet = self.in_flight == 0 && self.receiving.is_none() && !self.send_in_flight;
-        let over = quiet && self.closing && (self.dead || self.next.is_empty());
+        let over =
+            quiet && self.closing && (self.dead || self.next.is_empty()) && !self.is_backlogged();
         self.stop_watching(index, cx, over) && over
     }
 
@@ -296,22 +320,48 @@ impl Connection {
         }
     }
 
-    /// Whether the client must wait: it has as many requests or bytes in flight as one client may.
-    fn must_wait(&self) -> bool {
-        let in_progress = self.in_flight + self.next.replies + self.sending.replies;
-        in_progress >= MOST_REQUESTS || self.held >= MOST_BYTES
+    /// Whether a request, or a part of a payload or its end, has been received and is not decoded.
+    fn has_input(&self) -> bool {
+        let here = self.fill.1 - self.fill.0;
+        match self.payload {
+            Some(Payload {
+                client_request,
+                got,
+                ..
+            }) => here > 0 || got == client_request.payload as usize,
+            None => here >= REQUEST_BYTES,
+        }
     }
 
-    fn decode(&mut self, index: u32, cx: &mut ThreadCx) {
+    /// Whether the client must wait: it has as many requests or bytes in flight as one client may.
+    fn must_wait(&self) -> bool {
+        self.must_wait_beyond(u32::MAX)
+    }
+
+    /// The same, where it may have so many requests at most.
+    fn must_wait_beyond(&self, requests: u32) -> bool {
+        let in_progress = self.in_flight + self.next.replies + self.sending.replies;
+        in_progress >= MOST_REQUESTS.min(requests as usize) || self.held >= MOST_BYTES
+    }
+
+    fn decode(&mut self, index: u32, cx: &mut ThreadCx, allowance: &mut Allowance) {
+        self.backlogged = false;
         while !self.dead && !self.dismissed {
-            if self.payload.is_some() {
+            if !allowance.is_left() {
+                self.backlogged = self.has_input();
+                return;
+            }
+            if let Some(payload) = self.payload {
                 if !self.finish_payload(index, cx) {
                     return;
                 }
+                allowance.take(payload.client_request.payload.into());
                 continue;
             }
             self.waits_for_memory = false;
-            if self.closing && self.fill.0 == self.fill.1 || self.must_wait() {
+            if self.closing && self.fill.0 == self.fill.1
+                || self.must_wait_beyond(allowance.in_flight())
+            {
                 return;
             }
             match self.peek(cx, self.fill.0) {
@@ -323,9 +373,20 @@ impl Connection {
                         return;
                     }
                     self.begin(index, cx, client_request, None);
+                    if self.payload.is_none() {
+                        let moved = if client_request.op == Op::Read {
+                            client_request.len
+                        } else {
+                            0
+                        };
+                        allowance.take(moved.into());
+                    }
                 }
                 Step::Refuse(client_request, fault) => {
-                    self.begin(index, cx, client_request, Some(fault))
+                    self.begin(index, cx, client_request, Some(fault));
+                    if self.payload.is_none() {
+                        allowance.take(0);
+                    }
                 }
                 Step::Disconnect => {
                     self.fill = (0, 0);
@@ -493,7 +554,8 @@ impl Connection {
     /// disconnection. After a hang-up the rest is still received, as far as there is room, to see whether it ends with
     /// a disconnect.
     fn receive(&mut self, index: u32, cx: &mut ThreadCx) {
-        if self.receiving.is_some() {
+        // What it has received is decoded first: the rest of a payload is then received into its own buffer.
+        if self.receiving.is_some() || self.is_backlogged() {
             return;
         }
         let waits = self.payload.is_none() && (self.waits_for_memory || self.must_wait());

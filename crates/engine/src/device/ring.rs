@@ -14,10 +14,10 @@
 
 use super::ReplyTo;
 use super::account::Account;
-use super::interrupt_moderation::{InterruptModeration, Moment};
 use super::shunned::Standing;
 use super::thread_cx::ThreadCx;
 use crate::counters::QueueCounters;
+use crate::disk_spec::IoSettings;
 use crate::sys::buffers::{Buffers, SHORT_LIST};
 use crate::sys::eventfd::EventFd;
 use crate::sys::guest::{Mapping, Segment};
@@ -30,7 +30,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
+use tidegate_core::coalesce::{Call, Coalesce, Coalescer, Moment, Published};
 use tidegate_core::request::{Data, DiskId, Fault, Flags, Op, Outcome, Request};
+use tidegate_core::round_robin::{Allowance, Flow, Left, Share};
 use tidegate_core::units::{Span, Time};
 use tidegate_front::vhost::block::{
     BlockRequest, ID_BYTES, Kind, STATUS_IOERR, STATUS_OK, STATUS_UNSUPP,
@@ -61,6 +63,7 @@ pub(crate) struct Reply {
     /// Bytes that a success writes for the guest, the status included.
     written: u32,
     read: bool,
+    flush: bool,
 }
 
 /// See the module.
@@ -89,9 +92,18 @@ pub(crate) struct RingDevice {
     broken: bool,
     halted: bool,
     marked_dirty: bool,
-    moderation: InterruptModeration,
-    /// Whether completions were published and the call is pending.
+    /// Its share of the thread, and what it has had.
+    pub(crate) flow: Flow,
+    /// Whether requests were left in the ring, because it has as many in flight as it may.
+    capped: bool,
+    calls: Coalescer,
+    /// Completions that were published since the last decision on a call, and whether one must not wait.
+    fresh: u32,
+    urgent: bool,
+    /// Whether the thread lists it among those whose call waits for its moment.
     pub(crate) interrupt_pending: bool,
+    /// Whether the thread lists it among those whose call waits for more completions.
+    pub(crate) interrupt_held: bool,
     scratch: Vec<Segment>,
     /// Room that the long lists of its requests in flight take.
     room: usize,
@@ -147,8 +159,13 @@ impl RingDevice {
             broken: false,
             halted: false,
             marked_dirty: false,
-            moderation: InterruptModeration::new(),
+            flow: Flow::new(Share::default()),
+            capped: false,
+            calls: Coalescer::new(Coalesce::default()),
+            fresh: 0,
+            urgent: false,
             interrupt_pending: false,
+            interrupt_held: false,
             scratch: Vec::with_capacity(SHORT_LIST),
             room: 0,
             account: Account::default(),
@@ -158,6 +175,12 @@ impl RingDevice {
 
     pub(crate) fn disk(&self) -> DiskId {
         self.disk
+    }
+
+    /// Sets its share of the thread, and how its completions are coalesced: `default`, if its disk has no setting.
+    pub(crate) fn set_io(&mut self, io: &IoSettings, default: Coalesce) {
+        self.flow.set_share(io.share);
+        self.calls.set(io.coalesce.unwrap_or(default));
     }
 
     fn counters(&self) -> &QueueCounters {
@@ -225,15 +248,16 @@ impl RingDevice {
     }
 
     /// From now on the guest kicks. Returns whether a request arrived meanwhile, or waits to be taken again. This
-    /// includes requests for which there is no room: no kick would come for them, so the thread stays awake.
+    /// includes requests for which there is no room: no kick would come for them, so the thread stays awake. It does not
+    /// for those that wait for completions of others: these wake it.
     pub(crate) fn want_kicks(&mut self) -> bool {
         let came = self.queue.want_kicks(&self.memory);
-        (came || !self.left_behind.is_empty()) && self.due(1) > 0
+        (came || !self.left_behind.is_empty()) && self.due(1) > 0 && !self.capped
     }
 
     /// Whether a request waits to be taken.
     pub(crate) fn has_work(&self) -> bool {
-        self.allowance(1) > 0 && self.queue.has_work()
+        self.allowance(1) > 0 && !self.capped && self.queue.has_work()
     }
 
     /// Whether a request waits to be taken; if so, prefetches what is needed first.
@@ -264,7 +288,7 @@ impl RingDevice {
     /// Publishes the last completions, and reports the position for a successor.
     pub(crate) fn finish(mut self) {
         self.publish();
-        self.call_if_wanted();
+        self.call_if_wanted(self.last_request);
         self.share();
         self.charge(Span::ZERO, os::now());
         self.counters().standing(None);
@@ -280,19 +304,32 @@ impl RingDevice {
         self.call_guest();
     }
 
-    /// Takes up to `most` requests and submits them to the shard; returns how many. It takes fewer if they are long.
+    /// Takes as many requests as it may and submits them to the shard. It takes fewer if they are long.
     /// The others wait for the thread's next turn, which follows at once, because this one had work.
-    pub(crate) fn fetch(&mut self, index: u32, cx: &mut ThreadCx, most: usize) -> usize {
-        let most = self.allowance(most);
+    pub(crate) fn fetch(
+        &mut self,
+        index: u32,
+        cx: &mut ThreadCx,
+        allowance: &mut Allowance,
+    ) -> Left {
+        let most = self.allowance(allowance.requests() as usize);
+        let room = allowance.in_flight() as usize;
+        let room = room.saturating_sub(self.queue.in_flight().into());
+        self.capped = room < most;
+        let most = most.min(room);
         if most > 0 && self.memory.is_spoilt() {
             // The memory that was read may be missing pages.
             self.fail(Malformed::Memory, cx.now);
             self.note_if_drained(index, cx);
-            return 0;
+            return Left::Nothing;
         }
         if most == 0 {
             self.note_if_drained(index, cx);
-            return 0;
+            return if self.capped {
+                Left::Blocked
+            } else {
+                Left::Nothing
+            };
         }
         let position = self.queue.position();
         let seen = self
@@ -301,10 +338,13 @@ impl RingDevice {
         let before = self.queue.walked();
         let until = before + self.facts.effort.left(cx.now);
         let mut count = 0;
-        while count < most && self.queue.walked() < until {
+        while count < most && allowance.is_left() && self.queue.walked() < until {
             let arrived = self.arrival(cx.now);
             match self.take() {
-                Ok(Some(taken)) => self.begin(index, cx, taken, arrived),
+                Ok(Some(taken)) => {
+                    let bytes = self.begin(index, cx, taken, arrived);
+                    allowance.take(bytes);
+                }
                 Ok(None) => break,
                 Err(broken) => {
                     self.stop_broken(index, cx, broken);
@@ -316,7 +356,7 @@ impl RingDevice {
         if count > 0 {
             self.last_request = cx.now;
             let count = u32::try_from(count).expect("a part of a ring");
-            self.moderation.note(count, cx.now);
+            self.calls.note_requests(count, cx.now);
         }
         if let Some((waiting, at)) = seen {
             let taken = self.queue.position().wrapping_sub(position);
@@ -325,13 +365,25 @@ impl RingDevice {
         let walked = self.queue.walked();
         if walked > before {
             self.facts.effort.spend(cx.now, walked - before);
+            allowance.spend(effort::cost(walked - before));
         }
-        let ended = count == most || walked >= until;
-        if ended && self.seen.is_none() && self.queue.has_work() {
+        let ended = count == most || walked >= until || !allowance.is_left();
+        let left = ended && self.queue.has_work();
+        if left && self.seen.is_none() {
             self.seen = Some((self.queue.available(), cx.now));
             self.counters().standing(Some(cx.now));
         }
-        count
+        self.capped &= count == most;
+        match left {
+            false => Left::Nothing,
+            true if self.capped => Left::Blocked,
+            true => Left::More,
+        }
+    }
+
+    /// Whether requests were left because too many were in flight. From now on they may be taken.
+    pub(crate) fn take_capped(&mut self) -> bool {
+        std::mem::take(&mut self.capped)
     }
 
     /// So many requests were taken. The first `waiting` had been seen before, and waited for `delay`.
@@ -441,7 +493,14 @@ impl RingDevice {
         }
     }
 
-    fn begin(&mut self, index: u32, cx: &mut ThreadCx, taken: Taken<Segment>, arrived: Time) {
+    /// Returns the bytes that it moves.
+    fn begin(
+        &mut self,
+        index: u32,
+        cx: &mut ThreadCx,
+        taken: Taken<Segment>,
+        arrived: Time,
+    ) -> u64 {
         match taken {
             Taken::Request(request) => self.request(index, cx, &request, arrived),
             Taken::Bad { head, status, why } => {
@@ -450,17 +509,19 @@ impl RingDevice {
                     status.put_u8(STATUS_IOERR);
                     self.memory.mark_segment(&status);
                 }
-                self.complete_now(index, cx, head, u32::from(status.is_some()));
+                self.urgent = true;
+                self.complete_now(index, cx, head, u32::from(status.is_some()))
             }
         }
     }
 
-    /// Completes a chain that needs no disk.
-    fn complete_now(&mut self, index: u32, cx: &mut ThreadCx, head: u16, written: u32) {
+    /// Completes a chain that needs no disk. It moves no bytes.
+    fn complete_now(&mut self, index: u32, cx: &mut ThreadCx, head: u16, written: u32) -> u64 {
         self.queue.complete(head, written);
         if self.is_dirty_first() {
             cx.note_dirty(index);
         }
+        0
     }
 
     fn request(
@@ -469,7 +530,7 @@ impl RingDevice {
         cx: &mut ThreadCx,
         request: &BlockRequest<Segment>,
         arrived: Time,
-    ) {
+    ) -> u64 {
         let BlockRequest { head, kind, status } = *request;
         let (op, flags, offset, len) = match kind {
             Kind::Read { offset, len } => {
@@ -512,6 +573,7 @@ impl RingDevice {
             status,
             written: filled + 1,
             read,
+            flush: op == Op::Flush,
         };
         let data = Data { buffer, start: 0 };
         let request = Request {
@@ -530,6 +592,11 @@ impl RingDevice {
                 reply,
             },
         );
+        if matches!(op, Op::Read | Op::Write) {
+            len
+        } else {
+            0
+        }
     }
 
     /// Claims a buffer for the current pieces, and counts their room if they are many.
@@ -563,7 +630,14 @@ impl RingDevice {
         }
     }
 
-    fn answer_id(&mut self, index: u32, cx: &mut ThreadCx, head: u16, status: &Segment, len: u64) {
+    fn answer_id(
+        &mut self,
+        index: u32,
+        cx: &mut ThreadCx,
+        head: u16,
+        status: &Segment,
+        len: u64,
+    ) -> u64 {
         let mut id = [0; ID_BYTES];
         let serial = self.facts.serial.as_bytes();
         let used = serial.len().min(ID_BYTES);
@@ -577,7 +651,7 @@ impl RingDevice {
         cx.buffers.release(buffer);
         status.put_u8(STATUS_OK);
         self.memory.mark_segment(status);
-        self.complete_now(index, cx, head, u32::try_from(room).unwrap_or(0) + 1);
+        self.complete_now(index, cx, head, u32::try_from(room).unwrap_or(0) + 1)
     }
 
     /// A request has completed.
@@ -593,6 +667,7 @@ impl RingDevice {
             Err(Fault::Unsupported) => (STATUS_UNSUPP, 1),
             Err(_) => (STATUS_IOERR, 1),
         };
+        self.urgent |= reply.flush || outcome.is_err();
         if reply.read && self.memory.is_logging() {
             self.mark_read(buffers, buffer);
         }
@@ -617,15 +692,39 @@ impl RingDevice {
         first
     }
 
-    /// Makes completions visible to the guest.
-    pub(crate) fn publish(&mut self) {
+    /// Makes completions visible to the guest. Returns how many.
+    pub(crate) fn publish(&mut self) -> u32 {
         self.marked_dirty = false;
-        self.queue.publish(&self.memory);
+        let completions = self.queue.publish(&self.memory).into();
+        self.fresh += completions;
+        completions
     }
 
-    /// When to call the guest for published completions.
+    /// When to call the guest for completions that were published in the turn that began at `now`.
+    #[inline]
+    pub(crate) fn next_call(&mut self, now: Time) -> Call {
+        let published = Published {
+            completions: std::mem::take(&mut self.fresh),
+            in_flight: self.queue.in_flight().into(),
+            urgent: std::mem::take(&mut self.urgent),
+        };
+        let queue = &self.queue;
+        self.calls.published(now, published, || queue.has_work())
+    }
+
+    /// The moment of a call that waits for nothing else.
     pub(crate) fn moment(&self) -> Moment {
-        self.moderation.moment()
+        self.calls.moment()
+    }
+
+    /// Whether its call waits for more completions, and until when.
+    pub(crate) fn holds_call(&self) -> bool {
+        self.calls.is_holding()
+    }
+
+    /// When a call that waits for more completions is due.
+    pub(crate) fn call_due(&self) -> Time {
+        self.calls.due()
     }
 
     /// The previous server of this ring may have died between publishing a completion and calling the guest. A spurious
@@ -637,8 +736,10 @@ impl RingDevice {
     }
 
     /// Calls the guest, if it wants a call for the published completions.
-    pub(crate) fn call_if_wanted(&mut self) {
-        if self.queue.wants_call() {
+    pub(crate) fn call_if_wanted(&mut self, now: Time) {
+        let wanted = self.queue.wants_call();
+        self.calls.called(wanted, now);
+        if wanted {
             self.call_guest();
         }
     }

@@ -15,7 +15,7 @@ use crate::counters::DiskCounters;
 use crate::datastore::OpenedImage;
 use crate::device::nbd::Connection;
 use crate::device::ring::{Parts, RingDevice};
-use crate::disk_spec::NoticeSink;
+use crate::disk_spec::{IoSettings, NoticeSink};
 use crate::error::{Error, Kind};
 use crate::inbox;
 use crate::sys::eventfd::EventFd;
@@ -25,11 +25,13 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use tidegate_core::coalesce::Coalesce;
 use tidegate_core::effect::ControlId;
 use tidegate_core::filter::FilterKey;
 use tidegate_core::iocontrol::{Policy, Spent};
 use tidegate_core::layout::LayoutOrder;
 use tidegate_core::request::DiskId;
+use tidegate_core::round_robin::Allowance;
 use tidegate_core::shard::Event;
 use tidegate_core::stack::{Place as FilterPlace, Stack};
 use tidegate_front::nbd::session::Session;
@@ -50,6 +52,8 @@ pub(crate) enum Command {
     AttachQueue(Box<AttachQueue>),
     StopQueue(StopQueue),
     Nbd(Box<NbdConnection>),
+    /// How completions are coalesced, of disks that have no setting of their own.
+    DefaultCoalesce(Coalesce),
     /// A query for statistics of the thread or its disks.
     Query(Query),
     /// A task of an image has run on the blocking worker.
@@ -76,6 +80,7 @@ pub(crate) struct Attach {
     /// For a disk that is more than one image.
     pub(crate) layout: Option<LayoutParts>,
     pub(crate) notices: Option<NoticeSink>,
+    pub(crate) io: IoSettings,
     pub(crate) control: Option<Box<DiskControl>>,
     /// Told when the disk takes requests.
     pub(crate) opened: Opened,
@@ -109,6 +114,8 @@ pub(crate) enum What {
     Unhold,
     /// Its share of the datastore: shares, reservation and limits.
     Policy(Box<Policy>),
+    /// Its share of this thread, and how its completions are coalesced.
+    Io(IoSettings),
     /// Detaches the disk. Answered when nothing of it is left; `on_detached` is called then, even if the caller has
     /// timed out.
     Detach { on_detached: OnDetached },
@@ -124,6 +131,7 @@ impl What {
             | What::Order(_)
             | What::AddMember(_)
             | What::Policy(_)
+            | What::Io(_)
             | What::Unhold
             | What::Detach { .. } => true,
         }
@@ -176,6 +184,7 @@ impl IoThread {
             Command::Change(change) => self.change(*change),
             Command::AttachQueue(attach) => self.attach_queue(*attach),
             Command::StopQueue(stop) => self.change_queue(stop),
+            Command::DefaultCoalesce(coalesce) => self.set_default_coalesce(coalesce),
             Command::Nbd(connection) => self.attach_connection(*connection),
             Command::Query(question) => self.queries.push_back(question),
             Command::BlockingDone(image, task) => self.blocking_done(image, task),
@@ -197,6 +206,7 @@ impl IoThread {
             images,
             layout,
             notices,
+            io,
             control,
             opened,
         } = attach;
@@ -229,6 +239,7 @@ impl IoThread {
             closes: false,
             opening,
             relay: None,
+            io,
             held: false,
             new_flash: None,
             orders: VecDeque::new(),
@@ -289,6 +300,12 @@ impl IoThread {
                 }
                 self.wake_all_governors();
                 self.cx.handle(Event::Policy { disk, policy });
+                let _ = reply.send(Ok(()));
+                return;
+            }
+            What::Io(io) => {
+                place.io = io;
+                self.set_io(disk, io);
                 let _ = reply.send(Ok(()));
                 return;
             }
@@ -452,6 +469,36 @@ impl IoThread {
         self.disks.get(disk.0 as usize).and_then(Option::as_ref)
     }
 
+    /// The disk's share of this thread, and how its completions are coalesced.
+    fn io_of(&self, disk: DiskId) -> IoSettings {
+        self.attached_disk(disk)
+            .map_or_else(IoSettings::default, |place| place.io)
+    }
+
+    /// Applies a disk's settings to all that it has here.
+    fn set_io(&mut self, disk: DiskId, io: IoSettings) {
+        for queue in self.queues.iter_mut().flatten() {
+            if queue.disk() == disk {
+                queue.set_io(&io, self.coalesce);
+            }
+        }
+        let connections = self.connections.iter_mut().flatten();
+        connections
+            .filter(|connection| connection.disk() == disk)
+            .for_each(|connection| connection.flow.set_share(io.share));
+    }
+
+    /// Sets how completions are coalesced, of disks that have no setting of their own.
+    fn set_default_coalesce(&mut self, coalesce: Coalesce) {
+        self.coalesce = coalesce;
+        for queue in self.queues.iter_mut().flatten() {
+            let place = self.disks.get(queue.disk().0 as usize);
+            if let Some(place) = place.and_then(Option::as_ref) {
+                queue.set_io(&place.io, coalesce);
+            }
+        }
+    }
+
     /// Whether the disk is attached and not being detached.
     fn accepts_clients_of(&self, disk: DiskId) -> bool {
         self.attached_disk(disk)
@@ -470,6 +517,7 @@ impl IoThread {
         queue.wake();
         queue.call_for_predecessor();
         queue.last_request = self.cx.now;
+        queue.set_io(&self.io_of(queue.disk()), self.coalesce);
         self.queues[index as usize] = Some(queue);
         self.active.push(index);
         if attach.reply.send(index).is_err() {
@@ -536,7 +584,10 @@ impl IoThread {
         }
         let connection = match Connection::new(socket, disk, session, &early, &mut self.cx.buffers)
         {
-            Ok(connection) => connection.with_presence(presence).with_counters(counters),
+            Ok(connection) => connection
+                .with_presence(presence)
+                .with_counters(counters)
+                .with_share(self.io_of(disk).share),
             Err(error) => {
                 tracing::warn!(%error, "no memory for an NBD client: its connection is closed");
                 return;
@@ -560,16 +611,33 @@ impl IoThread {
 
     /// Advances a connection; drops it at its end.
     pub(super) fn advance_connection(&mut self, index: u32) {
-        let Some(connection) = self.connections[index as usize].as_mut() else {
+        let mut allowance = self.allowance_at_once();
+        self.advance_connection_by(index, &mut allowance);
+    }
+
+    /// Advances a connection, which may take so many requests; drops it at its end.
+    pub(super) fn advance_connection_by(&mut self, index: u32, allowance: &mut Allowance) {
+        let Some(connection) = self
+            .connections
+            .get_mut(index as usize)
+            .and_then(Option::as_mut)
+        else {
             return;
         };
-        let ended = connection.advance(index, &mut self.cx);
+        let over = connection.advance(index, &mut self.cx, allowance);
+        if connection.is_backlogged() {
+            self.backlog.add(index);
+        }
         if connection.is_served_first() {
             self.tally.served_connection(index);
         }
-        if ended && let Some(connection) = self.connections[index as usize].take() {
+        if over && let Some(connection) = self.connections[index as usize].take() {
             let disk = connection.disk();
             connection.free(&mut self.cx);
+            // One that is alone again need not wait for turns.
+            while self.connections.last().is_some_and(Option::is_none) {
+                self.connections.pop();
+            }
             self.close_if_unused(disk);
         }
     }

@@ -169,19 +169,28 @@ impl IoThread {
     pub(super) fn publish(&mut self) {
         while let Some(index) = self.cx.dirty.pop() {
             if let Some(queue) = &mut self.queues[index as usize] {
-                queue.publish();
+                let completions = queue.publish();
+                if self.competing && self.round_robin.is_learning() {
+                    queue.flow.completed(&self.round_robin, completions);
+                }
                 if queue.is_served_first() {
                     self.tally.served_queue(index);
                 }
-                if !queue.active && self.idle.should_spin(true) {
-                    // The guest need not kick: the thread polls the queue.
+                if !queue.active && (queue.take_capped() || self.idle.should_spin(true)) {
+                    // The guest need not kick: the thread polls the queue. Requests that were too many before may be
+                    // taken now.
                     queue.wake();
                     self.active.push(index);
                 }
-                self.pending_interrupts.call(index, queue);
+                self.pending_interrupts.call(index, queue, self.cx.now);
             }
             self.remove_queue_if_drained(index);
         }
+        self.advance_connections();
+    }
+
+    /// Advances the connections that have something to send, or to decode.
+    pub(super) fn advance_connections(&mut self) {
         loop {
             while let Some(index) = self.cx.ready_connections.pop() {
                 self.advance_connection(index);

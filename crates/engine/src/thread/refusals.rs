@@ -62,6 +62,7 @@ mod tests {
                 threads: 1,
                 poll: Span::from_millis(0),
                 curves: true,
+                coalesce: tidegate_core::coalesce::Coalesce::default(),
                 always_poll: false,
                 cpus: vec![missing],
             };

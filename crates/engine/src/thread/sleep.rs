@@ -55,7 +55,7 @@ impl IoThread {
         if self.idle.should_spin(for_guests) && self.spin(begin) {
             return;
         }
-        self.call_all();
+        self.call_timed();
         // Guests and other threads must be able to wake the thread before it polls a last time.
         let mut work = false;
         for &index in &self.active {

@@ -207,7 +207,8 @@ impl IoThread {
                     }
                 }
                 Served::Connection(index) => {
-                    if let Some(connection) = &mut self.connections[index as usize] {
+                    let connection = self.connections.get_mut(index as usize);
+                    if let Some(connection) = connection.and_then(Option::as_mut) {
                         connection.charge(share, now);
                     }
                 }

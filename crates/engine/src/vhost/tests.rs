@@ -34,6 +34,7 @@ fn engine() -> Engine {
         threads: 1,
         poll: Span::ZERO,
         curves: true,
+        coalesce: tidegate_core::coalesce::Coalesce::default(),
         always_poll: false,
         cpus: Vec::new(),
     };
@@ -53,6 +54,7 @@ fn disk(engine: &Engine) -> Disk {
         seg_max: 30,
         filters: Vec::new(),
         layout: LayoutSpec::Plain,
+        io: crate::IoSettings::default(),
         layout_options: Default::default(),
         control: None,
     };

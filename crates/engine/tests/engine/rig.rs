@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use tidegate_core::coalesce::Coalesce;
 use tidegate_core::filter::FilterSpec;
 use tidegate_core::layout::LayoutSpec;
 use tidegate_core::units::Span;
@@ -17,7 +18,7 @@ use tidegate_engine::nbd::handshake::{
     BlockSizes, ExportInfo, Handshake, Negotiated, Refusal, Step, Tls,
 };
 use tidegate_engine::nbd::wire::Abilities;
-use tidegate_engine::{Disk, DiskSpec, Engine, LayoutOptions, Settings};
+use tidegate_engine::{Disk, DiskSpec, Engine, IoSettings, LayoutOptions, Settings};
 
 /// Timeout for tests that must not hang: generous, for slow machines.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -29,6 +30,7 @@ pub(crate) fn engine(threads: usize) -> Engine {
         always_poll: false,
         cpus: Vec::new(),
         curves: true,
+        coalesce: Coalesce::default(),
     })
     .expect("the engine starts")
 }
@@ -46,6 +48,7 @@ pub(crate) fn spec(name: &str, size: u64) -> DiskSpec {
         seg_max: 126,
         filters: Vec::new(),
         layout: LayoutSpec::Plain,
+        io: IoSettings::default(),
         layout_options: LayoutOptions::default(),
         control: None,
     }

@@ -17,6 +17,7 @@ fn polling(cpus: Vec<usize>) -> Engine {
         always_poll: true,
         cpus,
         curves: true,
+        coalesce: tidegate_core::coalesce::Coalesce::default(),
     })
     .unwrap()
 }

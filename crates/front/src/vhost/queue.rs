@@ -459,10 +459,10 @@ impl<M: GuestMemory> Queue<M> {
     }
 
     /// Publishes all completed chains in one store. [`Queue::wants_call`] returns whether the guest needs a call.
-    pub fn publish(&mut self, memory: &M) {
+    pub fn publish(&mut self, memory: &M) -> u16 {
         let old = self.published;
         if old == self.used_idx {
-            return;
+            return 0;
         }
         self.used.release_u16(IDX, self.used_idx);
         self.published = self.used_idx;
@@ -470,6 +470,7 @@ impl<M: GuestMemory> Queue<M> {
             inflight.published(self.used_idx);
         }
         self.log_used(memory, old);
+        self.used_idx.wrapping_sub(old)
     }
 
     /// Whether the guest wants a call for the chains published since the last check. The check may be delayed after

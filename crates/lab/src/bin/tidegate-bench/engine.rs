@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use tidegate_core::coalesce::Coalesce;
 use tidegate_core::governor::{self, Kind, Threshold};
 use tidegate_core::iocontrol::{DiskKey, Mode, Policy};
 use tidegate_core::layout::cache::CacheMode;
@@ -18,7 +19,7 @@ use tidegate_core::layout::{LayoutOrder, LayoutSpec};
 use tidegate_core::units::Span;
 use tidegate_engine::control::{self, UnderControl};
 use tidegate_engine::datastore::{memory, null};
-use tidegate_engine::{Disk, DiskSpec, Engine, Flash, LayoutOptions, Settings};
+use tidegate_engine::{Disk, DiskSpec, Engine, Flash, IoSettings, LayoutOptions, Settings};
 use tidegate_testing::peers;
 
 /// How long what is in flight may take to end.
@@ -61,6 +62,7 @@ pub(crate) fn serve(sockets: &[PathBuf], place: Place, control: Control) -> Resu
         always_poll: false,
         cpus: Vec::new(),
         curves: true,
+        coalesce: Coalesce::default(),
     })
     .context("cannot start the engine")?;
     let control = match control {
@@ -81,6 +83,7 @@ pub(crate) fn serve(sockets: &[PathBuf], place: Place, control: Control) -> Resu
             seg_max: 126,
             filters: Vec::new(),
             layout: LayoutSpec::Plain,
+            io: IoSettings::default(),
             layout_options: LayoutOptions::default(),
             control: control.as_ref().map(|control| UnderControl {
                 control: control.clone(),

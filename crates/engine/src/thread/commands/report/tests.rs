@@ -12,6 +12,7 @@ use tidegate_core::filter::FilterSpec;
 use tidegate_core::stack::Stack;
 
 const CONFIG: ThreadConfig = ThreadConfig {
+    coalesce: tidegate_core::coalesce::Coalesce::Adaptive,
     poll: Span::ZERO,
     always_poll: false,
     cpu: None,
@@ -34,6 +35,7 @@ fn attach(disk: DiskId, filters: &[FilterSpec]) -> Command {
     let built = filters.iter().map(FilterSpec::build);
     let (opened, _) = channel();
     Command::Attach(Box::new(Attach {
+        io: crate::IoSettings::default(),
         disk,
         size: 1 << 20,
         read_only: false,

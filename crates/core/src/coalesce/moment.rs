@@ -1,4 +1,4 @@
-//! Interrupt moderation: it decides when a guest is called after a completion, at once or up to 3 us later.
+//! The moment of a call after which nothing else is expected: at once, or up to 3 us later.
 //!
 //! A guest that has just submitted requests is awake, falling asleep, or asleep. If it is awake it finds completions
 //! without a call. A call is cheap before the guest gives up its CPU, and cheap again once that CPU idles and polls. It
@@ -8,16 +8,15 @@
 //! all guests, kernels and idle states: throughput at small depths differs by a factor of two. So each queue learns its
 //! own. It uses the moment with the highest request rate, and now and then tries another.
 //!
-//! Completions are published at once. A call is delayed by at most [`LATEST`] and the current work of the thread.
-//! Before the thread sleeps it sends all pending calls.
+//! A call is delayed by at most [`LATEST`] and the current work of the thread. Before the thread sleeps it sends all
+//! calls that wait for their moment.
 //!
 //! # Units
 //! - Rates are requests per second.
 //! # Source
-//! Measured; see `docs/decisions/0016`. vIC (I. Ahmad et al., USENIX ATC 2011) also coalesces interrupts. It delays
-//! them by count; this delays them by a time too short for a guest to notice.
+//! Measured; see `docs/decisions/0016`.
 
-use tidegate_core::units::{Span, Time};
+use crate::units::{Span, Time};
 
 /// A short delay. By then a guest that submits, polls once and goes to sleep has done so.
 const LATER: Span = Span::from_micros(1);
@@ -40,7 +39,7 @@ const BETTER_SIXTEENTHS: u64 = 17;
 
 /// When a guest is called after completions were published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Moment {
+pub enum Moment {
     /// Immediately.
     AtOnce,
     /// When more requests were found, or after [`LATER`].
@@ -53,7 +52,7 @@ pub(crate) enum Moment {
 
 impl Moment {
     /// The longest delay of a call.
-    pub(crate) fn wait(self) -> Span {
+    pub fn wait(self) -> Span {
         match self {
             Moment::AtOnce => Span::ZERO,
             Moment::AfterMore | Moment::Later => LATER,
@@ -70,8 +69,8 @@ const MOMENTS: [Moment; 4] = [
 ];
 
 /// See the module.
-#[derive(Debug)]
-pub(crate) struct InterruptModeration {
+#[derive(Clone, Debug)]
+pub struct Moments {
     /// Request rate by index in [`MOMENTS`]; zero: never tried.
     rates: [u64; MOMENTS.len()],
     best: usize,
@@ -85,10 +84,16 @@ pub(crate) struct InterruptModeration {
     requests: u32,
 }
 
-impl InterruptModeration {
+impl Default for Moments {
+    fn default() -> Moments {
+        Moments::new()
+    }
+}
+
+impl Moments {
     /// Has no rates yet: calls at once.
-    pub(crate) fn new() -> InterruptModeration {
-        InterruptModeration {
+    pub fn new() -> Moments {
+        Moments {
             rates: [0; MOMENTS.len()],
             best: 0,
             used: 0,
@@ -100,13 +105,13 @@ impl InterruptModeration {
     }
 
     /// When to call the guest.
-    pub(crate) fn moment(&self) -> Moment {
+    pub fn moment(&self) -> Moment {
         MOMENTS[self.used]
     }
 
     /// Counts requests that the guest has made.
     #[inline]
-    pub(crate) fn note(&mut self, requests: u32, now: Time) {
+    pub fn note(&mut self, requests: u32, now: Time) {
         let silence = now.since(self.last);
         self.last = now;
         if silence >= SILENCE {
@@ -154,7 +159,7 @@ mod tests {
 
     /// Runs a guest whose request rate depends on the moment; returns the end time and the share of time spent in each.
     fn run(
-        calls: &mut InterruptModeration,
+        calls: &mut Moments,
         from: Time,
         long: Span,
         rates: [u64; MOMENTS.len()],
@@ -176,7 +181,7 @@ mod tests {
         for best in 0..MOMENTS.len() {
             let mut rates = [500_000, 520_000, 510_000, 505_000];
             rates[best] = 900_000;
-            let mut calls = InterruptModeration::new();
+            let mut calls = Moments::new();
             let (now, _) = run(&mut calls, Time::ZERO, Span::from_millis(200), rates);
             let (_, spent) = run(&mut calls, now, Span::from_secs(1), rates);
             assert!(spent[best] > 0.95, "{best}: {spent:?}");
@@ -188,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_change_of_the_best_moment_is_noticed() {
-        let mut calls = InterruptModeration::new();
+        let mut calls = Moments::new();
         let mut now = Time::ZERO;
         for best in [2, 1, 0, 3, 2, 0, 1, 3] {
             let mut rates = [700_000; MOMENTS.len()];
@@ -202,7 +207,7 @@ mod tests {
 
     #[test]
     fn a_small_difference_changes_nothing() {
-        let mut calls = InterruptModeration::new();
+        let mut calls = Moments::new();
         let (_, spent) = run(
             &mut calls,
             Time::ZERO,
@@ -214,7 +219,7 @@ mod tests {
 
     #[test]
     fn a_lower_load_does_not_change_the_best_moment() {
-        let mut calls = InterruptModeration::new();
+        let mut calls = Moments::new();
         let fast = [900_000, 500_000, 500_000, 400_000];
         let (now, _) = run(&mut calls, Time::ZERO, Span::from_millis(300), fast);
         let slow = [9_000, 5_000, 5_000, 4_000];
@@ -226,7 +231,7 @@ mod tests {
     #[test]
     fn a_pause_does_not_change_the_best_moment() {
         let rates = [900_000, 800_000, 800_000, 800_000];
-        let mut calls = InterruptModeration::new();
+        let mut calls = Moments::new();
         let (mut now, _) = run(&mut calls, Time::ZERO, Span::from_millis(300), rates);
         let (mut best, mut all) = (0.0, 0.0);
         for _ in 0..40 {
