@@ -13,7 +13,7 @@
 //! Times are nanoseconds of the monotonic clock.
 
 use crate::sys::os;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tidegate_core::request::DiskId;
 
@@ -23,8 +23,8 @@ mod schedstat;
 mod thread;
 
 pub use delays::DelayHistogram;
+pub(crate) use disk::{Client, ClientKind, DiskCounters, QueueCounters, Served};
 pub use disk::{DiskActivity, QueueActivity};
-pub(crate) use disk::{DiskCounters, QueueCounters, Served};
 pub use schedstat::Schedstat;
 pub(crate) use thread::{State, ThreadCounters, WakeCause};
 pub use thread::{ThreadActivity, ThreadTimes, Wakes};
@@ -79,6 +79,25 @@ impl Statistics {
             .collect();
         let read = |(id, disk): &(u32, Arc<DiskCounters>)| disk.read(DiskId(*id));
         disks.iter().map(read).collect()
+    }
+}
+
+impl Statistics {
+    /// The processes of virtual machines that use disks, by number: all front ends, and those NBD clients that
+    /// `is_guest` knows as such. Connections that this process made to itself, for TLS, do not count.
+    pub fn guest_processes(&self, is_guest: impl Fn(u32) -> bool) -> Vec<u32> {
+        let mut processes = BTreeSet::new();
+        let mut others = BTreeSet::new();
+        for disk in guard(&self.shared.disks).values() {
+            processes.extend(disk.processes(ClientKind::VhostUser));
+            others.extend(disk.processes(ClientKind::Nbd));
+        }
+        let own = std::process::id();
+        others.retain(|&process| {
+            process != own && !processes.contains(&process) && is_guest(process)
+        });
+        processes.append(&mut others);
+        processes.into_iter().collect()
     }
 }
 

@@ -19,6 +19,7 @@ mod device;
 pub mod devices;
 mod disk_spec;
 mod error;
+pub mod guests;
 mod handle;
 mod inbox;
 pub mod lease;

@@ -5,6 +5,7 @@
 use super::delays::{DelayHistogram, Delays};
 use crate::sys::os;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tidegate_core::request::DiskId;
 use tidegate_core::units::{Span, Time};
 
@@ -13,6 +14,39 @@ use tidegate_core::units::{Span, Time};
 pub(crate) struct DiskCounters {
     queues: Box<[QueueCounters]>,
     connections: QueueCounters,
+    /// The processes of its clients. No I/O thread uses it.
+    clients: Mutex<Vec<Client>>,
+}
+
+/// How a client uses a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ClientKind {
+    /// As a device of a virtual machine.
+    VhostUser,
+    /// By a connection, as virtual machines and other programs do.
+    Nbd,
+}
+
+/// A client's process, and how it uses the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Client {
+    pub(crate) process: u32,
+    pub(crate) kind: ClientKind,
+}
+
+/// A client that is connected; dropped when it is gone.
+pub(crate) struct Connected {
+    disk: Arc<DiskCounters>,
+    client: Client,
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        let mut clients = self.disk.clients();
+        if let Some(at) = clients.iter().position(|client| *client == self.client) {
+            clients.swap_remove(at);
+        }
+    }
 }
 
 /// The counters of one queue. Only the disk's I/O thread writes them.
@@ -53,7 +87,29 @@ impl DiskCounters {
         DiskCounters {
             queues: (0..queues).map(|_| QueueCounters::default()).collect(),
             connections: QueueCounters::default(),
+            clients: Mutex::default(),
         }
+    }
+
+    /// A client is connected, until the result is dropped.
+    pub(crate) fn connected(self: &Arc<DiskCounters>, client: Client) -> Connected {
+        self.clients().push(client);
+        Connected {
+            disk: Arc::clone(self),
+            client,
+        }
+    }
+
+    fn clients(&self) -> MutexGuard<'_, Vec<Client>> {
+        // The list is valid even if a holder of the lock panicked.
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The processes of clients of this kind.
+    pub(super) fn processes(&self, kind: ClientKind) -> Vec<u32> {
+        let clients = self.clients();
+        let such = clients.iter().filter(|client| client.kind == kind);
+        such.map(|client| client.process).collect()
     }
 
     /// Those of a queue, by its number on the device.
@@ -244,6 +300,20 @@ mod tests {
         assert_eq!(read.delays().count(), 17);
         assert!(read.delays().quantile(9000) >= Span::from_millis(1));
         assert_eq!(read.delays().quantile(8000), Span::ZERO);
+    }
+
+    #[test]
+    fn a_clients_process_is_known_while_it_is_connected() {
+        let counters = Arc::new(DiskCounters::new(1));
+        let client = |process, kind| Client { process, kind };
+        let first = counters.connected(client(7, ClientKind::VhostUser));
+        let again = counters.connected(client(7, ClientKind::VhostUser));
+        let other = counters.connected(client(9, ClientKind::Nbd));
+        drop(again);
+        assert_eq!(counters.processes(ClientKind::VhostUser), [7]);
+        assert_eq!(counters.processes(ClientKind::Nbd), [9]);
+        drop((first, other));
+        assert!(counters.processes(ClientKind::VhostUser).is_empty());
     }
 
     #[test]

@@ -6,10 +6,12 @@ use super::{
     DeviceReport, Disk, DiskCore, Filters, answer, check_filters, check_policy, guard, send_query,
     side_file, wait, with_disk_identity,
 };
+use crate::counters::{Client, ClientKind};
 use crate::datastore::condition::Harm;
 use crate::device::ring::malformed::RingFault;
 use crate::disk_spec::IoSettings;
 use crate::error::{Error, Kind, Result};
+use crate::sys::os;
 use crate::thread::commands::{
     Change, Command, DiskCurves, DiskReading, NbdConnection, Query, What,
 };
@@ -264,12 +266,18 @@ impl Disk {
         presence: Box<dyn Send>,
     ) -> Result<()> {
         let session = Session::new(negotiated);
+        let counters = Arc::clone(&self.core.device.facts.counters);
+        let client = os::peer_process(&socket).map(|process| {
+            let kind = ClientKind::Nbd;
+            counters.connected(Client { process, kind })
+        });
+        let presence = Box::new((presence, client));
         self.core.order(Command::Nbd(Box::new(NbdConnection {
             disk: self.core.device.id,
             socket,
             session,
             early,
-            counters: Arc::clone(&self.core.device.facts.counters),
+            counters,
             presence,
         })))
     }
@@ -292,6 +300,11 @@ impl Disk {
                  and one that it migrates to",
             ),
         })?;
+        let counters = &self.core.device.facts.counters;
+        let _client = os::peer_process(&stream).map(|process| {
+            let kind = ClientKind::VhostUser;
+            counters.connected(Client { process, kind })
+        });
         vhost::serve(&self.core.device, front_end.id, stream);
         Ok(())
     }

@@ -351,6 +351,29 @@ pub(crate) fn logical_block_size(file: &File) -> io::Result<usize> {
     usize::try_from(size).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
+/// The process at the other end of a Unix socket: the one that connected it, or made the pair. None for other sockets,
+/// and for a process that this one's namespace does not have.
+pub(crate) fn peer_process(socket: &impl AsRawFd) -> Option<u32> {
+    let mut peer = MaybeUninit::<libc::ucred>::zeroed();
+    let mut len = libc::socklen_t::try_from(size_of::<libc::ucred>()).expect("some bytes");
+    // SAFETY: the kernel writes at most `len` bytes to the structure of that length.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            peer.as_mut_ptr().cast(),
+            &mut len,
+        )
+    };
+    if result != 0 {
+        return None;
+    }
+    // SAFETY: zeroes are a valid value, and so is what the kernel wrote.
+    let peer = unsafe { peer.assume_init() };
+    u32::try_from(peer.pid).ok().filter(|&pid| pid > 0)
+}
+
 /// The number of the calling thread in the system.
 pub(crate) fn thread_id() -> u32 {
     // SAFETY: no memory is involved.
