@@ -124,6 +124,7 @@ impl Host {
     pub(crate) fn start(plan: &ThreadsPlan) -> Outcome<Host> {
         let settings = Settings {
             threads: plan.count,
+            max_threads: plan.count,
             poll: span(plan.poll),
             always_poll: false,
             cpus: plan.cpus.clone(),

@@ -80,6 +80,10 @@ pub(crate) trait Image {
     /// Its deadline has passed.
     fn tick(&mut self, _cx: &mut ImageCx<'_>) {}
 
+    /// The disk moves to another I/O thread: operations that may not end for long without a job are cancelled. All complete
+    /// there.
+    fn leave(&mut self, _cx: &mut ImageCx<'_>) {}
+
     /// The size has changed to this many bytes.
     fn resized(&mut self, _size: u64) {}
 
@@ -245,7 +249,7 @@ mod tests {
     /// Submits one block to an image.
     fn submit(image: &mut dyn Image, op: Op, offset: u64) -> Progress {
         let (mut ring, mut buffers) = (Ring::new().expect("a ring"), Buffers::new());
-        let buffer = buffers.claim_pool(4096).expect("memory");
+        let buffer = buffers.claim_pool(DiskId(0), 4096).expect("memory");
         let job = Job {
             io: IoId::from_bits(1),
             op,

@@ -14,8 +14,10 @@ pub(crate) mod shunned;
 pub(crate) mod thread_cx;
 
 /// The destination of a request's completion.
+#[derive(Default)]
 pub(crate) enum ReplyTo {
     /// None: the buffer belongs to no request.
+    #[default]
     Nobody,
     /// A guest's queue.
     Ring { queue: u32, reply: Reply },

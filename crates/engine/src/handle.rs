@@ -4,7 +4,7 @@
 //! drain. No request passes through here.
 //!
 //! # Always true
-//! - a disk lives on one I/O thread, its home, from attach to detach
+//! - a disk lives on one I/O thread at a time, its home
 //! - the rings of one front end at a time run on a disk; those of the next start when everything of the last has ended
 
 use crate::control::{
@@ -18,16 +18,18 @@ use crate::error::{Error, Kind, Result};
 use crate::sys::os;
 use crate::tag;
 use crate::thread::commands::{Attach, Command, Inbox, Query, ThreadPulse, ThreadReport};
+use crate::thread::peers::Peers;
 use crate::thread::{IoThread, ThreadConfig};
 use crate::vhost::VhostDevice;
 use members::Attaching;
 pub use members::OldImage;
-use std::io;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use threads::Placement;
+pub use threads::ThreadState;
 use tidegate_core::coalesce::Coalesce;
 use tidegate_core::effect::ControlId;
 use tidegate_core::filter::FilterKey;
@@ -43,17 +45,22 @@ mod caches;
 mod disk;
 mod members;
 mod side_file;
+mod threads;
 
 /// Maximum number of disks: their numbers must fit a tag.
 const MOST_DISKS: usize = 1 << tag::DISK_BITS;
+/// Maximum number of I/O threads: far more than serve a host well.
+const MOST_THREADS: usize = 64;
 /// Maximum number of groups: far more than a host needs, at 100 bytes each.
 const MOST_GROUPS: usize = 4096;
 
 /// The configuration of the I/O threads.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How many threads; at least one.
+    /// How many threads take disks at the start; at least one.
     pub threads: usize,
+    /// How many there may be at most. Those beyond `threads` sleep until they are needed. Fewer than `threads`: as many.
+    pub max_threads: usize,
     /// How long an idle thread may poll before it sleeps; zero: not at all.
     pub poll: Span,
     /// Poll that long whenever idle, not only when requests arrive fast enough.
@@ -68,7 +75,9 @@ pub struct Settings {
 
 /// The I/O threads of a host.
 pub struct Engine {
-    threads: Vec<Thread>,
+    /// Which threads take disks, and how to reach them.
+    placement: Arc<Placement>,
+    joins: Vec<JoinHandle<()>>,
     /// Disk numbers in use.
     disks: Arc<Mutex<Vec<bool>>>,
     /// Numbers of controls in use.
@@ -80,12 +89,6 @@ pub struct Engine {
     /// Whether the miss-ratio curve of each disk is estimated.
     curves: bool,
     statistics: Statistics,
-}
-
-struct Thread {
-    inbox: Arc<Inbox>,
-    join: Option<JoinHandle<()>>,
-    load: Arc<AtomicUsize>,
 }
 
 /// An attached disk. Clones name the same one.
@@ -112,8 +115,10 @@ impl<T> Answers<T> {
 pub(crate) struct DiskCore {
     /// The disk as front ends see it.
     pub(crate) device: Arc<VhostDevice>,
-    /// The I/O thread that serves it.
-    thread: usize,
+    /// Which thread serves it.
+    placement: Arc<Placement>,
+    /// Held while it moves to another thread.
+    moving: Mutex<()>,
     /// Of the images of its members, in order.
     conditions: Mutex<Vec<Arc<Condition>>>,
     /// Whether it has a flash cache, whose devices follow the members.
@@ -125,7 +130,6 @@ pub(crate) struct DiskCore {
     accounts: Arc<Accounts>,
     filters: Mutex<Filters>,
     numbers: Arc<Mutex<Vec<bool>>>,
-    load: Arc<AtomicUsize>,
     statistics: Statistics,
 }
 
@@ -163,11 +167,24 @@ impl Engine {
             ));
         }
         let failed = |error| Error::io("cannot start an I/O thread", error);
-        let inboxes = (0..settings.threads).map(|_| Inbox::new().map(Arc::new));
-        let inboxes: Arc<[Arc<Inbox>]> = inboxes.collect::<io::Result<_>>().map_err(failed)?;
-        let statistics = Statistics::default();
-        let mut threads = Vec::new();
-        for index in 0..settings.threads {
+        let most = settings.threads.max(settings.max_threads);
+        if most > MOST_THREADS {
+            let text = format!("{most} I/O threads: at most {MOST_THREADS} are possible");
+            return Err(Error::new(Kind::Invalid, text));
+        }
+        let peers = Arc::new(Peers::new(most).map_err(failed)?);
+        let mut engine = Engine {
+            placement: Arc::new(Placement::new(Arc::clone(&peers), settings.threads)),
+            joins: Vec::new(),
+            curves: settings.curves,
+            disks: Arc::default(),
+            controls: Arc::default(),
+            weak_controls: Mutex::default(),
+            groups: Groups::new(MOST_GROUPS),
+            accounts: Arc::default(),
+            statistics: Statistics::default(),
+        };
+        for index in 0..most {
             let cpu =
                 (!settings.cpus.is_empty()).then(|| settings.cpus[index % settings.cpus.len()]);
             let config = ThreadConfig {
@@ -176,24 +193,13 @@ impl Engine {
                 cpu,
                 coalesce: settings.coalesce,
             };
-            let join =
-                IoThread::start(Arc::clone(&inboxes), index, config, statistics.add_thread())?;
-            threads.push(Thread {
-                inbox: Arc::clone(&inboxes[index]),
-                join: Some(join),
-                load: Arc::default(),
-            });
+            // If a thread cannot be started, dropping the engine ends the others.
+            let page = engine.statistics.add_thread();
+            engine
+                .joins
+                .push(IoThread::start(Arc::clone(&peers), index, config, page)?);
         }
-        Ok(Engine {
-            threads,
-            curves: settings.curves,
-            disks: Arc::default(),
-            controls: Arc::default(),
-            weak_controls: Mutex::default(),
-            groups: Groups::new(MOST_GROUPS),
-            accounts: Arc::default(),
-            statistics,
-        })
+        Ok(engine)
     }
 
     /// Attaches a disk of one image to the I/O thread with the fewest disks.
@@ -236,13 +242,8 @@ impl Engine {
         let specs: Vec<(FilterKey, FilterSpec)> = keys.zip(known).collect();
         let sides = side_file::open_all(&specs)?;
         let id = self.number()?;
-        let (at, thread) = self
-            .threads
-            .iter()
-            .enumerate()
-            .min_by_key(|(_, t)| t.load.load(Ordering::Relaxed))
-            .expect("there are threads");
-        thread.load.fetch_add(1, Ordering::Relaxed);
+        let peers = &self.placement.peers;
+        self.placement.place(id);
         let stack = Stack::new(
             specs
                 .iter()
@@ -263,8 +264,9 @@ impl Engine {
             conditions: Mutex::new(conditions.collect()),
             is_cached,
             changing_images: Mutex::new(()),
-            device: Arc::new(VhostDevice::new(id, spec, Arc::clone(&thread.inbox))),
-            thread: at,
+            device: Arc::new(VhostDevice::new(id, spec, Arc::clone(peers))),
+            placement: Arc::clone(&self.placement),
+            moving: Mutex::new(()),
             controlled: AtomicBool::new(control.is_some()),
             accounts: Arc::clone(&self.accounts),
             filters: Mutex::new(Filters {
@@ -272,7 +274,6 @@ impl Engine {
                 specs,
             }),
             numbers: Arc::clone(&self.disks),
-            load: Arc::clone(&thread.load),
             statistics: self.statistics.clone(),
         });
         self.statistics.add_disk(id, &core.device.facts.counters);
@@ -307,8 +308,8 @@ impl Engine {
     /// [`control::Report::trouble`].
     pub fn control(&self, settings: control::Settings) -> Result<Control> {
         let id = ControlId(take_number(&self.controls, MOST_DISKS, "datastores")?);
-        let threads = self.threads.iter();
-        let threads = threads.map(|thread| Arc::clone(&thread.inbox) as Arc<dyn GovernedThread>);
+        let threads = self.inboxes();
+        let threads = threads.map(|inbox| Arc::clone(inbox) as Arc<dyn GovernedThread>);
         let numbers = Arc::clone(&self.controls);
         let accounts = Arc::clone(&self.accounts);
         let control = Control::begin(
@@ -343,8 +344,8 @@ impl Engine {
     /// # Errors
     /// If a thread does not accept the command.
     pub fn set_coalesce(&self, coalesce: Coalesce) -> Result<()> {
-        for thread in &self.threads {
-            let sent = thread.inbox.send(Command::DefaultCoalesce(coalesce));
+        for inbox in self.inboxes() {
+            let sent = inbox.send(Command::DefaultCoalesce(coalesce));
             sent.map_err(|_| {
                 Error::new(
                     Kind::Busy,
@@ -391,9 +392,14 @@ impl Engine {
     }
 
     fn query_all<T>(&self, query: impl Fn(Sender<T>) -> Query) -> Result<Answers<T>> {
-        let threads = self.threads.iter();
-        let sent = threads.map(|thread| send_query(&thread.inbox, &query));
+        let sent = self.inboxes().map(|inbox| send_query(inbox, &query));
         sent.collect::<Result<_>>().map(Answers)
+    }
+
+    /// The inboxes of the I/O threads, by number.
+    fn inboxes(&self) -> impl Iterator<Item = &Arc<Inbox>> {
+        let peers = &self.placement.peers;
+        (0..peers.count()).map(|thread| peers.inbox(thread))
     }
 
     /// Ends the I/O threads. Disks that are still attached are dropped: detach them before.
@@ -405,12 +411,13 @@ impl Engine {
         for weak_controls in guard(&self.weak_controls).drain(..) {
             weak_controls.stop();
         }
-        for thread in &mut self.threads {
-            if let Some(join) = thread.join.take() {
-                // A thread that refuses commands has stopped already.
-                thread.inbox.send_always(Command::Stop);
-                let _ = join.join();
-            }
+        for (thread, join) in self.joins.drain(..).enumerate() {
+            // A thread that refuses commands has stopped already.
+            self.placement
+                .peers
+                .inbox(thread)
+                .send_always(Command::Stop);
+            let _ = join.join();
         }
     }
 }

@@ -48,9 +48,15 @@ impl<M> Inbox<M> {
     /// Sends a message that must not be refused: a reply, or the end of something. Their number is bounded by their
     /// nature.
     pub(crate) fn send_always(&self, message: M) {
+        self.send_and(message, || ());
+    }
+
+    /// As [`Inbox::send_always`]; `then` has run before the message can be taken, and before any later one is sent.
+    pub(crate) fn send_and(&self, message: M, then: impl FnOnce()) {
         {
             let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
             queue.push_back(message);
+            then();
             self.pending.store(true, Ordering::Release);
         }
         fence(Ordering::SeqCst);

@@ -24,6 +24,7 @@ mod handle;
 mod inbox;
 pub mod lease;
 pub mod mounts;
+mod numbered;
 #[expect(unsafe_code, reason = "the one place for it; see the module")]
 mod sys;
 mod tag;
@@ -35,10 +36,11 @@ pub use counters::Statistics;
 pub use device::ring::malformed::RingFault;
 pub use disk_spec::{DiskSpec, Flash, IoSettings, LayoutOptions, NoticeSink};
 pub use error::{Error, Kind, Result};
-pub use handle::{Answers, DeviceReport, Disk, Engine, OldImage, Settings};
+pub use handle::{Answers, DeviceReport, Disk, Engine, OldImage, Settings, ThreadState};
 pub use lease::{Lease, Leases};
 pub use sys::os::now;
 pub use thread::commands::{DiskCurves, DiskPulse, DiskReading, ThreadPulse, ThreadReport};
+pub use thread::moving_disk::Moved;
 pub use thread::refusals::RING_LOCKED;
 
 /// The NBD protocol, for code that performs the handshake before it passes a client to the engine.

@@ -1,5 +1,6 @@
 //! The kinds of operations on an I/O thread's ring, and the number of an image: they lead a completion to its owner.
 
+use crate::sys::ring::Tag;
 use tidegate_core::request::DiskId;
 
 /// The inbox's eventfd.
@@ -14,6 +15,12 @@ pub(crate) const RECEIVE: u8 = 4;
 pub(crate) const SEND: u8 = 5;
 /// A cancellation; its completion is ignored.
 pub(crate) const NOTHING: u8 = 6;
+/// The tag of a cancellation.
+pub(crate) const IGNORED: Tag = Tag {
+    kind: NOTHING,
+    owner: 0,
+    slot: 0,
+};
 /// The other end of an NBD client's socket was closed; the owner is a connection.
 pub(crate) const HANG_UP: u8 = 7;
 

@@ -26,6 +26,7 @@ use crate::device::ring::RingDevice;
 use crate::device::thread_cx::{IN_FLIGHT, ThreadCx};
 use crate::disk_spec::{IoSettings, NoticeSink};
 use crate::error::{Error, Result};
+use crate::sys::buffers::Buffers;
 use crate::sys::os;
 use crate::sys::ring::{Completion, Ring, Tag};
 use crate::tag::{self, ImageId};
@@ -35,6 +36,7 @@ use fairness::{Backlog, Rotation};
 use idle::{Idle, Wait};
 use images::{Images, Member};
 use layouts::{Opened, PendingOrder, Relay};
+use peers::Peers;
 use pending_interrupts::PendingInterrupts;
 use refusals::{no_ring, no_such_cpu};
 use std::collections::VecDeque;
@@ -60,6 +62,9 @@ pub(crate) mod fairness;
 pub(crate) mod idle;
 mod images;
 pub(crate) mod layouts;
+mod moving;
+pub(crate) mod moving_disk;
+pub(crate) mod peers;
 mod pending_interrupts;
 pub(crate) mod refusals;
 mod side_write;
@@ -89,6 +94,8 @@ pub(crate) struct ThreadConfig {
 /// A disk on this thread.
 pub(crate) struct AttachedDisk {
     images: Images,
+    /// Its layouts' own blocks that are being read and written.
+    blocks: Blocks,
     /// Whether any of its images closes, or will: it is being detached, or an image was replaced.
     closes: bool,
     /// Told when the disk's layout has opened, or refuses to.
@@ -123,7 +130,7 @@ pub(crate) type OnDetached = Box<dyn FnOnce() + Send>;
 pub(crate) struct IoThread {
     name: String,
     /// The inboxes of all I/O threads of the engine.
-    threads: Arc<[Arc<Inbox>]>,
+    peers: Arc<Peers>,
     /// Its index among them, and among its schedulers.
     number: usize,
     /// Its own inbox.
@@ -133,12 +140,12 @@ pub(crate) struct IoThread {
     disks: Vec<Option<AttachedDisk>>,
     /// Images that have deadlines.
     timed: Vec<ImageId>,
-    blocks: Blocks,
     /// Whether the shard has its arena: not before the first disk with a layout.
     has_arena: bool,
     /// Buffers that were added to it.
     spare_buffers: usize,
-    queues: Vec<Option<RingDevice>>,
+    /// By numbers that are unique on all threads.
+    queues: Vec<Option<Box<RingDevice>>>,
     /// Queues that are polled each turn.
     active: Vec<u32>,
     /// Connections that wait for their turn.
@@ -150,7 +157,12 @@ pub(crate) struct IoThread {
     coalesce: Coalesce,
     /// Queues with published completions whose guests were not called yet.
     pending_interrupts: PendingInterrupts,
-    connections: Vec<Option<Connection>>,
+    /// By numbers that are unique on all threads.
+    connections: Vec<Option<Box<Connection>>>,
+    /// How many there are.
+    connection_count: usize,
+    /// The disks of connections that have moved to other threads, by their numbers.
+    moved_connections: Vec<Option<DiskId>>,
     /// Channels to the governors, by control.
     governors: Vec<Option<Sender<GovernorMessage>>>,
     /// Controls whose governors assume that nothing happens here.
@@ -173,7 +185,7 @@ pub(crate) struct IoThread {
 impl IoThread {
     /// Starts the thread whose inbox is `threads[number]`; returns once its ring works.
     pub(crate) fn start(
-        threads: Arc<[Arc<Inbox>]>,
+        peers: Arc<Peers>,
         number: usize,
         config: ThreadConfig,
         page: Arc<ThreadCounters>,
@@ -186,7 +198,7 @@ impl IoThread {
             .spawn(move || {
                 // The guard turns a panic into an abort, after the panic's message was printed.
                 let guard = AbortOnPanic;
-                match IoThread::new(name, threads, number, config, page) {
+                match IoThread::new(name, peers, number, config, page) {
                     Ok(mut thread) => {
                         let _ = ready.send(Ok(()));
                         thread.run();
@@ -215,12 +227,12 @@ impl IoThread {
 
     fn new(
         name: String,
-        threads: Arc<[Arc<Inbox>]>,
+        peers: Arc<Peers>,
         number: usize,
         config: ThreadConfig,
         page: Arc<ThreadCounters>,
     ) -> Result<IoThread> {
-        let inbox = Arc::clone(&threads[number]);
+        let inbox = Arc::clone(peers.inbox(number));
         let own = Arc::clone(&inbox);
         let return_task = move |image, task| own.send_always(Command::BlockingDone(image, task));
         if let Some(cpu) = config.cpu {
@@ -241,13 +253,17 @@ impl IoThread {
             blocking: BlockingWorker::start(&name, return_task)
                 .map_err(|e| Error::io("cannot start an I/O thread", e))?,
             name,
-            threads,
             number,
             inbox,
-            cx: ThreadCx::new(ring, now),
+            cx: ThreadCx::new(
+                number,
+                ring,
+                Buffers::of_thread(number, Arc::clone(peers.returned())),
+                now,
+            ),
+            peers,
             disks: Vec::new(),
             timed: Vec::new(),
-            blocks: Blocks::default(),
             has_arena: false,
             spare_buffers: 0,
             queues: Vec::new(),
@@ -258,6 +274,8 @@ impl IoThread {
             competing: false,
             coalesce: config.coalesce,
             connections: Vec::new(),
+            connection_count: 0,
+            moved_connections: Vec::new(),
             governors: Vec::new(),
             idle_controls: Vec::new(),
             finished: Vec::with_capacity(IN_FLIGHT),
@@ -366,7 +384,9 @@ impl IoThread {
             tag::KICK => self.kicked(owner, completion),
             tag::IMAGE => {
                 let id = ImageId::from_owner(owner);
-                self.with_image(id, |image, cx| image.completed(cx, completion));
+                if !self.with_image(id, |image, cx| image.completed(cx, completion)) {
+                    return self.forward(completion);
+                }
                 self.close_if_unused(id.disk());
             }
             tag::RECEIVE | tag::SEND | tag::HANG_UP => self.connection_event(owner, completion),
@@ -437,12 +457,16 @@ impl IoThread {
     }
 
     /// Runs `act` on an image, then reports the completed I/Os to the shard, which processes them with the others of the
-    /// turn.
-    fn with_image(&mut self, id: ImageId, act: impl FnOnce(&mut dyn Image, &mut ImageCx<'_>)) {
+    /// turn. Returns whether it is here.
+    fn with_image(
+        &mut self,
+        id: ImageId,
+        act: impl FnOnce(&mut dyn Image, &mut ImageCx<'_>),
+    ) -> bool {
         let place = self.disks.get_mut(id.disk().0 as usize);
         let place = place.and_then(Option::as_mut);
         let Some(member) = place.and_then(|place| place.images.by_id(id)) else {
-            return;
+            return false;
         };
         let mut cx = ImageCx {
             now: self.cx.now,
@@ -454,20 +478,27 @@ impl IoThread {
         };
         act(&mut *member.image, &mut cx);
         self.report_finished();
+        true
     }
 
     fn report_finished(&mut self) {
         for (disk, io, outcome) in self.finished.drain(..) {
-            report_end(&mut self.cx, &mut self.blocks, disk, io, outcome);
+            report_end(&mut self.cx, &mut self.disks, disk, io, outcome);
         }
     }
 }
 
 /// Reports the end of a job to the shard.
 #[inline(always)]
-fn report_end(cx: &mut ThreadCx, blocks: &mut Blocks, disk: DiskId, io: IoId, outcome: Outcome) {
+fn report_end(
+    cx: &mut ThreadCx,
+    disks: &mut [Option<AttachedDisk>],
+    disk: DiskId,
+    io: IoId,
+    outcome: Outcome,
+) {
     if blocks::is_block(io) {
-        return report_block(cx, blocks, io, outcome);
+        return report_block(cx, disks, disk, io, outcome);
     }
     let buffers = &cx.buffers;
     let sum = |data, len| buffers.sum(data, len as usize);
@@ -477,8 +508,16 @@ fn report_end(cx: &mut ThreadCx, blocks: &mut Blocks, disk: DiskId, io: IoId, ou
 /// Reports the end of a block's job. Out of line, because its event is handled at once.
 #[cold]
 #[inline(never)]
-fn report_block(cx: &mut ThreadCx, blocks: &mut Blocks, io: IoId, outcome: Outcome) {
-    let event = blocks.end(&mut cx.buffers, io, outcome);
+fn report_block(
+    cx: &mut ThreadCx,
+    disks: &mut [Option<AttachedDisk>],
+    disk: DiskId,
+    io: IoId,
+    outcome: Outcome,
+) {
+    let place = disks[disk.0 as usize].as_mut();
+    let place = place.expect("a disk outlives its jobs");
+    let event = place.blocks.end(&mut cx.buffers, io, outcome);
     cx.handle(event);
 }
 

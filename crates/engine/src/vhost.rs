@@ -22,6 +22,7 @@ use crate::sys::eventfd::EventFd;
 use crate::sys::guest::{DirtyLog, Mapping, Region};
 use crate::sys::os;
 use crate::thread::commands::{Command, Inbox, QueueChange, StopQueue};
+use crate::thread::peers::Peers;
 use channel::Channel;
 use front_ends::{FrontEndId, FrontEnds};
 use region::{CHOICE, InflightRegion, rings_len};
@@ -60,23 +61,28 @@ pub(crate) struct VhostDevice {
     pub(crate) spec: DiskSpec,
     /// Current size in bytes.
     size: AtomicU64,
-    /// Inbox of the I/O thread that serves it.
-    pub(crate) inbox: Arc<Inbox>,
+    /// They know the I/O thread that serves it.
+    peers: Arc<Peers>,
     pub(crate) facts: Arc<DeviceFacts>,
     pub(crate) front_ends: FrontEnds,
 }
 
 impl VhostDevice {
-    pub(crate) fn new(id: DiskId, spec: DiskSpec, inbox: Arc<Inbox>) -> VhostDevice {
+    pub(crate) fn new(id: DiskId, spec: DiskSpec, peers: Arc<Peers>) -> VhostDevice {
         let facts = DeviceFacts::new(spec.name.clone(), spec.serial.clone(), spec.queues);
         VhostDevice {
             id,
             size: AtomicU64::new(spec.size),
             spec,
-            inbox,
+            peers,
             facts: Arc::new(facts),
             front_ends: FrontEnds::default(),
         }
+    }
+
+    /// The inbox of the I/O thread that serves it.
+    pub(crate) fn inbox(&self) -> &Arc<Inbox> {
+        self.peers.inbox_of(self.id)
     }
 
     /// Current size in bytes.
@@ -356,6 +362,7 @@ impl VhostUserBackendReqHandlerMut for Protocol {
         ring.call = fd;
         match ring.running {
             Some(queue) => self.order(Command::StopQueue(StopQueue {
+                disk: self.disk.id,
                 queue,
                 what: QueueChange::Call(call),
             })),

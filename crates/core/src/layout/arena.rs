@@ -36,6 +36,8 @@ pub struct Arena {
     late: Vec<u32>,
     /// The same for layouts that have others below them.
     held_above: Vec<u32>,
+    /// Those that are with layouts, and their disks. They are few, and the last claimed one is often the first returned.
+    claimed: Vec<(DiskId, Data)>,
     /// How many there are.
     all: usize,
     /// Disks that found none, in order, and whether for a layout with others below it.
@@ -45,6 +47,7 @@ pub struct Arena {
 /// What a disk that leaves an I/O thread has of its arena.
 #[derive(Debug)]
 pub(crate) struct Held {
+    buffers: Vec<Data>,
     /// Buffers of layouts, of layouts with others below them, and late ones.
     counts: [u32; 3],
     /// Whether it waits for one of the first, and of the second kind.
@@ -52,8 +55,9 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    fn buffers(&self) -> usize {
-        self.counts.iter().map(|count| *count as usize).sum()
+    /// The buffers, late ones too.
+    pub(crate) fn buffers(&self) -> &[Data] {
+        &self.buffers
     }
 }
 
@@ -82,9 +86,15 @@ impl Arena {
             let place = self.waiting.iter().position(|it| *it == (disk, above));
             place.is_some_and(|place| self.waiting.remove(place).is_some())
         });
-        let held = Held { counts, waits };
-        self.all -= held.buffers();
-        held
+        let of_disk = |claimed: &mut (DiskId, Data)| claimed.0 == disk;
+        let buffers = self.claimed.extract_if(.., of_disk);
+        let buffers: Vec<Data> = buffers.map(|(_, slot)| slot).collect();
+        self.all -= buffers.len();
+        Held {
+            buffers,
+            counts,
+            waits,
+        }
     }
 
     /// A disk comes, with the buffers that it has. As many of the free ones, at most, leave for them.
@@ -98,9 +108,11 @@ impl Arena {
                 self.wait(disk, above);
             }
         }
-        let left = self.free.len().saturating_sub(held.buffers());
-        let others = self.free.split_off(left);
-        self.all += held.buffers();
+        let came = held.buffers.len();
+        self.claimed
+            .extend(held.buffers.iter().map(|slot| (disk, *slot)));
+        let others = self.free.split_off(self.free.len().saturating_sub(came));
+        self.all += came;
         self.all -= others.len();
         others
     }
@@ -120,7 +132,10 @@ impl Arena {
         let may = may_claim(&self.held, disk, self.free.len());
         let slot = if may { self.free.pop() } else { None };
         match slot {
-            Some(_) => *count(&mut self.held, disk) += 1,
+            Some(slot) => {
+                *count(&mut self.held, disk) += 1;
+                self.claimed.push((disk, slot));
+            }
             None => self.wait(disk, false),
         }
         slot
@@ -131,7 +146,10 @@ impl Arena {
         let may = self.may_claim_above(disk);
         let slot = if may { self.free.pop() } else { None };
         match slot {
-            Some(_) => *count(&mut self.held_above, disk) += 1,
+            Some(slot) => {
+                *count(&mut self.held_above, disk) += 1;
+                self.claimed.push((disk, slot));
+            }
             None => self.wait(disk, true),
         }
         slot
@@ -151,13 +169,13 @@ impl Arena {
     /// A layout with others below it returns a buffer.
     pub(crate) fn release_above(&mut self, disk: DiskId, slot: Data) {
         *count(&mut self.held_above, disk) -= 1;
-        self.free.push(slot);
+        self.put(slot);
     }
 
     /// A disk returns a buffer.
     pub(crate) fn release(&mut self, disk: DiskId, slot: Data) {
         *count(&mut self.held, disk) -= 1;
-        self.free.push(slot);
+        self.put(slot);
     }
 
     /// Only a hung member keeps a buffer of this disk: it does not count as the disk's any more.
@@ -169,6 +187,14 @@ impl Arena {
     /// A late buffer is returned.
     pub(crate) fn release_late(&mut self, disk: DiskId, slot: Data) {
         *count(&mut self.late, disk) -= 1;
+        self.put(slot);
+    }
+
+    fn put(&mut self, slot: Data) {
+        let mut claimed = self.claimed.iter();
+        let place = claimed.rposition(|(_, other)| other.buffer == slot.buffer);
+        let place = place.expect("a buffer is returned once");
+        self.claimed.swap_remove(place);
         self.free.push(slot);
     }
 
@@ -235,6 +261,9 @@ mod tests {
         let last = from.claim(disk).expect("it has three");
         assert_eq!(from.claim(disk), None);
         let held = from.take_out(disk);
+        let mut buffers: Vec<u32> = held.buffers().iter().map(|slot| slot.buffer).collect();
+        buffers.sort_unstable();
+        assert_eq!(buffers, [0, 1, 2, 3, 4, 5]);
         assert_eq!(
             (from.all, from.free(), from.late(), from.waiting()),
             (0, 0, 0, 0)

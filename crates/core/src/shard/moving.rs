@@ -36,6 +36,16 @@ impl Moving {
     pub fn in_flight(&self) -> usize {
         self.disk.ios.len()
     }
+
+    /// Whether it has layouts, which need an arena.
+    pub fn has_layout(&self) -> bool {
+        self.disk.stack.has_layout()
+    }
+
+    /// Buffers of the arena that its layouts have.
+    pub fn buffers(&self) -> &[Data] {
+        self.held.buffers()
+    }
 }
 
 impl Shard {

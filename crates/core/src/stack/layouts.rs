@@ -238,6 +238,11 @@ impl Stack {
         outcome
     }
 
+    /// Whether there are layouts.
+    pub(crate) fn has_layout(&self) -> bool {
+        self.inside.layout.is_some()
+    }
+
     /// The state of the layouts, if there are any.
     pub(crate) fn layout_report(&self) -> Option<LayoutReport> {
         self.inside.layout.as_ref().map(|tree| tree.report())

@@ -204,6 +204,10 @@ impl Image for Fenced {
         self.fences = fences.clone();
     }
 
+    fn leave(&mut self, cx: &mut ImageCx<'_>) {
+        self.image.leave(cx);
+    }
+
     fn resized(&mut self, size: u64) {
         self.image.resized(size);
     }

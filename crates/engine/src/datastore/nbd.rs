@@ -229,6 +229,12 @@ impl Image for Upstream {
         self.advance(cx);
     }
 
+    fn leave(&mut self, cx: &mut ImageCx<'_>) {
+        if let Some(connection) = &self.connection {
+            connection.leave(cx);
+        }
+    }
+
     fn blocking_done(&mut self, cx: &mut ImageCx<'_>, task: Done) {
         let Ok(connect) = task.downcast::<Connect>() else {
             return;
@@ -378,7 +384,7 @@ impl Upstream {
             );
             return Err(Error::new(Kind::Invalid, text));
         }
-        let connection = Connection::new(connected, cx.buffers)
+        let connection = Connection::new(cx.disk(), connected, cx.buffers)
             .map_err(|e| Error::io("no memory for an NBD connection", e))?;
         self.connection = Some(connection);
         Ok(())

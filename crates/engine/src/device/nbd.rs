@@ -34,7 +34,7 @@ use crate::counters::DiskCounters;
 use crate::sys::buffers::Buffers;
 use crate::sys::ring::{Completion, Tag};
 use crate::tag;
-use other_end::Watch;
+use other_end::{Watch, receive_tag};
 use outgoing::Outgoing;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -123,7 +123,7 @@ impl Connection {
         buffers: &mut Buffers,
     ) -> std::io::Result<Connection> {
         crate::sys::os::widen_send_buffer(&socket, SEND_BUFFER);
-        let input = buffers.claim_pool(INPUT)?;
+        let input = buffers.claim_pool(disk, INPUT)?;
         let early = &early[..early.len().min(INPUT)];
         buffers.put(
             Data {
@@ -140,8 +140,8 @@ impl Connection {
             fill: (0, early.len()),
             receiving: None,
             payload: None,
-            sending: Outgoing::new(buffers)?,
-            next: Outgoing::new(buffers)?,
+            sending: Outgoing::new(disk, buffers)?,
+            next: Outgoing::new(disk, buffers)?,
             send_in_flight: false,
             in_flight: 0,
             held: 0,
@@ -251,7 +251,8 @@ impl Connection {
                     .expect("a payload waits for its bytes");
                 payload.got += bytes;
             }
-            Err(_) if matches!(-result, libc::EINTR | libc::EAGAIN) => {}
+            // A receive is cancelled when the connection moves to another thread.
+            Err(_) if matches!(-result, libc::EINTR | libc::EAGAIN | libc::ECANCELED) => {}
             Err(_) => {
                 self.closing = true;
                 self.dead = true;
@@ -499,7 +500,7 @@ impl Connection {
 
     #[inline]
     fn claim(&mut self, cx: &mut ThreadCx, len: usize) -> Option<u32> {
-        let buffer = cx.buffers.claim_pool(len).ok()?;
+        let buffer = cx.buffers.claim_pool(self.disk, len).ok()?;
         let bytes = cx.buffers.block(buffer);
         self.held += bytes;
         cx.budget.take(self.disk, bytes);
@@ -562,11 +563,7 @@ impl Connection {
         if self.closing || waits && !(self.hung_up && self.fill.1 < INPUT) {
             return self.watch_other_end(index, cx);
         }
-        let tag = Tag {
-            kind: tag::RECEIVE,
-            owner: index,
-            slot: 0,
-        };
+        let tag = receive_tag(index);
         let fd = self.socket.as_raw_fd();
         if self.fill.0 == self.fill.1 {
             self.fill = (0, 0);

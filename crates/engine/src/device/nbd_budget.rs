@@ -5,7 +5,7 @@
 //! are allocated.
 //!
 //! # Always true
-//! - all clients of a thread together hold at most [`MOST`]
+//! - all clients of a thread together hold at most [`MOST`], but for what came with disks from other threads
 //! - the clients of one disk hold at most as much as remains for the other disks, less [`RESERVE`]
 //! - a disk that holds nothing may take half of the rest. So the largest request always fits while fewer than four
 //!   other disks hold a large one of the reserve
@@ -58,6 +58,27 @@ impl Budget {
             *held -= bytes;
         }
         self.freed = true;
+    }
+
+    /// A disk leaves the thread: returns what its clients hold.
+    pub(crate) fn take_out(&mut self, disk: DiskId) -> usize {
+        let held = self.disks.get_mut(disk.0 as usize);
+        let held = held.map_or(0, std::mem::take);
+        self.held -= held;
+        self.freed = true;
+        held
+    }
+
+    /// A disk comes whose clients hold so many bytes. They may be more than the others leave.
+    pub(crate) fn put_in(&mut self, disk: DiskId, held: usize) {
+        if held > 0 {
+            self.take(disk, held);
+        }
+    }
+
+    /// A connection leaves the thread.
+    pub(crate) fn wait_no_more(&mut self, connection: u32) {
+        self.waiting.retain(|waiting| *waiting != connection);
     }
 
     /// Whether a connection of this disk may start a request of this size. If not, it waits until [`Budget::wake`]

@@ -26,7 +26,6 @@ use crate::sys::ring::{Ring, Tag};
 use crate::tag;
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
@@ -72,7 +71,7 @@ pub(crate) struct RingDevice {
     /// Its index on its device, as the guest counts.
     number: u16,
     queue: Queue<Mapping>,
-    memory: Rc<Mapping>,
+    memory: Arc<Mapping>,
     facts: Arc<DeviceFacts>,
     standing: Standing,
     kick: EventFd,
@@ -145,7 +144,7 @@ impl RingDevice {
             disk,
             number,
             queue,
-            memory: Rc::new(memory),
+            memory: Arc::new(memory),
             facts,
             standing,
             kick,
@@ -231,14 +230,7 @@ impl RingDevice {
 
     /// Stops watching the guest's kicks.
     pub(crate) fn ignore_kicks(&self, index: u32, ring: &mut Ring) {
-        ring.cancel(
-            kick_tag(index),
-            Tag {
-                kind: tag::NOTHING,
-                owner: 0,
-                slot: 0,
-            },
-        );
+        ring.cancel(kick_tag(index), tag::IGNORED);
     }
 
     /// From now on the thread polls the queue; the guest need not kick.
@@ -566,7 +558,8 @@ impl RingDevice {
         let buffer = if self.scratch.capacity() > SHORT_LIST {
             self.claim_roomy(&mut cx.buffers)
         } else {
-            cx.buffers.claim_guest(&self.memory, &mut self.scratch)
+            cx.buffers
+                .claim_guest(self.disk, &self.memory, &mut self.scratch)
         };
         let reply = Reply {
             head,
@@ -602,7 +595,7 @@ impl RingDevice {
     /// Claims a buffer for the current pieces, and counts their room if they are many.
     #[cold]
     fn claim_roomy(&mut self, buffers: &mut Buffers) -> u32 {
-        let buffer = buffers.claim_guest_roomy(&self.memory, &mut self.scratch);
+        let buffer = buffers.claim_guest_roomy(self.disk, &self.memory, &mut self.scratch);
         let room = buffers.room(buffer);
         if room > SHORT_LIST {
             self.room += room;
@@ -645,7 +638,9 @@ impl RingDevice {
         let room = usize::try_from(len).unwrap_or(usize::MAX).min(ID_BYTES);
         // Write, and mark in the log, only as much of the guest's buffer as the name needs.
         Segment::cut(&mut self.scratch, room);
-        let buffer = cx.buffers.claim_guest(&self.memory, &mut self.scratch);
+        let buffer = cx
+            .buffers
+            .claim_guest(self.disk, &self.memory, &mut self.scratch);
         cx.buffers.put(Data { buffer, start: 0 }, &id[..room]);
         self.mark_read(&cx.buffers, buffer);
         cx.buffers.release(buffer);

@@ -5,6 +5,7 @@
 
 use super::ReplyTo;
 use super::nbd_budget::Budget;
+use crate::numbered::Numbered;
 use crate::sys::buffers::Buffers;
 use crate::sys::ring::Ring;
 use tidegate_core::effect::Effect;
@@ -24,7 +25,7 @@ pub(crate) struct ThreadCx {
     pub(crate) shard: Shard,
     pub(crate) effects: Vec<Effect>,
     /// By buffer: the destination of its request's completion.
-    pub(crate) waiting: Vec<ReplyTo>,
+    pub(crate) waiting: Numbered<ReplyTo>,
     /// Queues with completions that are not published yet.
     pub(crate) dirty: Vec<u32>,
     /// Connections that have data to send or decode.
@@ -38,14 +39,15 @@ pub(crate) struct ThreadCx {
 }
 
 impl ThreadCx {
-    pub(crate) fn new(ring: Ring, now: Time) -> ThreadCx {
+    /// That of the thread with this number.
+    pub(crate) fn new(thread: usize, ring: Ring, buffers: Buffers, now: Time) -> ThreadCx {
         ThreadCx {
             now,
             ring,
-            buffers: Buffers::new(),
+            buffers,
             shard: Shard::new(IN_FLIGHT_OF_DISK),
             effects: Vec::with_capacity(2 * IN_FLIGHT),
-            waiting: Vec::with_capacity(IN_FLIGHT),
+            waiting: Numbered::new(thread, IN_FLIGHT),
             dirty: Vec::new(),
             ready_connections: Vec::new(),
             budget: Budget::default(),
@@ -60,11 +62,7 @@ impl ThreadCx {
     #[inline(always)]
     pub(crate) fn submit(&mut self, disk: DiskId, request: Request, reply: ReplyTo) {
         let buffer = request.data.buffer;
-        if self.waiting.len() <= buffer as usize {
-            self.waiting
-                .resize_with(buffer as usize + 1, || ReplyTo::Nobody);
-        }
-        self.waiting[buffer as usize] = reply;
+        self.waiting.set(buffer, reply);
         self.answered_last = false;
         self.submitted += 1;
         let event = Event::Submitted {
@@ -80,9 +78,9 @@ impl ThreadCx {
     #[cold]
     pub(crate) fn abandon(&mut self, disk: DiskId, connection: u32) {
         let is_of_client = |reply: &ReplyTo| matches!(reply, ReplyTo::Nbd { connection: of, .. } if *of == connection);
-        let waiting = (0..).zip(&self.waiting);
-        let tokens =
-            waiting.filter_map(|(buffer, reply)| is_of_client(reply).then_some(Token(buffer)));
+        let waiting = self.waiting.iter();
+        let tokens = waiting
+            .filter_map(|(buffer, reply)| is_of_client(reply).then_some(Token(buffer.into())));
         let event = Event::Abandon {
             disk,
             tokens: tokens.collect(),

@@ -34,7 +34,7 @@ use tidegate_front::nbd::session::Session;
 
 impl DiskCore {
     pub(super) fn order(&self, order: Command) -> Result<()> {
-        let sent = self.device.inbox.send(order);
+        let sent = self.device.inbox().send(order);
         sent.map_err(|_| {
             Error::new(
                 Kind::Busy,
@@ -45,7 +45,7 @@ impl DiskCore {
 
     /// Frees its number and its part of its thread, when called: nothing of it is on the thread any more.
     pub(super) fn give_back(&self) -> impl FnOnce() + Send + use<> {
-        let (load, numbers) = (Arc::clone(&self.load), Arc::clone(&self.numbers));
+        let (placement, numbers) = (Arc::clone(&self.placement), Arc::clone(&self.numbers));
         let (statistics, counters) = (
             self.statistics.clone(),
             Arc::clone(&self.device.facts.counters),
@@ -53,7 +53,7 @@ impl DiskCore {
         let id = self.device.id;
         move || {
             statistics.remove_disk(id, &counters);
-            load.fetch_sub(1, Ordering::Relaxed);
+            placement.peers.forget(id);
             guard(&numbers)[id.0 as usize] = false;
         }
     }
@@ -78,11 +78,6 @@ impl Disk {
     /// Its number, as in [`ThreadReport::disks`](crate::ThreadReport::disks).
     pub fn id(&self) -> DiskId {
         self.core.device.id
-    }
-
-    /// The index of its I/O thread in [`Engine::threads`](crate::Engine::threads).
-    pub fn thread(&self) -> usize {
-        self.core.thread
     }
 
     /// Size in bytes.
@@ -190,7 +185,7 @@ impl Disk {
     /// If it is detached.
     pub fn read(&self) -> Result<DiskReading> {
         let id = self.core.device.id;
-        let pending = send_query(&self.core.device.inbox, |reply| Query::Disk(id, reply))?;
+        let pending = send_query(self.core.device.inbox(), |reply| Query::Disk(id, reply))?;
         answer(&pending)?.ok_or_else(|| Error::new(Kind::Gone, "the disk is not attached any more"))
     }
 
@@ -200,7 +195,7 @@ impl Disk {
     /// If it is detached.
     pub fn curves(&self) -> Result<DiskCurves> {
         let id = self.core.device.id;
-        let pending = send_query(&self.core.device.inbox, |reply| Query::Curves(id, reply))?;
+        let pending = send_query(self.core.device.inbox(), |reply| Query::Curves(id, reply))?;
         answer(&pending)?.ok_or_else(|| Error::new(Kind::Gone, "the disk is not attached any more"))
     }
 
@@ -212,7 +207,7 @@ impl Disk {
     /// If its I/O thread is gone.
     pub fn policy_state(&self) -> Result<Option<Vec<u8>>> {
         let id = self.core.device.id;
-        let inbox = &self.core.device.inbox;
+        let inbox = self.core.device.inbox();
         let pending = send_query(inbox, |reply| Query::PolicyState(id, Vec::new(), reply))?;
         answer(&pending)
     }
@@ -338,7 +333,7 @@ impl Disk {
         // Sent even if many commands wait: otherwise the disk would stay on its thread without a handle.
         self.core
             .device
-            .inbox
+            .inbox()
             .send_always(Command::Change(Box::new(change)));
         answer
     }

@@ -224,7 +224,7 @@ impl Disk {
     /// # Errors
     /// If it is detached.
     pub fn layout(&self) -> Result<Option<LayoutReport>> {
-        let (id, inbox) = (self.core.device.id, &self.core.device.inbox);
+        let (id, inbox) = (self.core.device.id, self.core.device.inbox());
         let pending = send_query(inbox, |reply| Query::Layout(id, reply))?;
         answer(&pending)?.ok_or_else(|| Error::new(Kind::Gone, "the disk is not attached any more"))
     }
@@ -337,7 +337,7 @@ impl Disk {
 
     /// The members that have I/O in flight; empty if that is not known.
     fn busy_targets(&self) -> Vec<Target> {
-        let (id, inbox) = (self.core.device.id, &self.core.device.inbox);
+        let (id, inbox) = (self.core.device.id, self.core.device.inbox());
         let pending = send_query(inbox, |reply| Query::Busy(id, reply));
         pending
             .and_then(|pending| answer(&pending))

@@ -8,6 +8,8 @@
 //! - a slot is released only when the kernel uses none of its memory (`in_kernel == 0`, asserted)
 //! - in steady state nothing is allocated: lists and pool blocks are reused
 //! - the slot of zeroes ([`Buffers::zeroes`]) is never written
+//! - a slot belongs to a disk, and moves with it to another thread. Its number stays the same, and so do the addresses of its
+//!   memory and of its lists: the kernel may use them meanwhile. A number that is free returns to the thread that gave it out
 //! - the list of a part that the kernel uses is not changed until the kernel has returned it, however many parts of one
 //!   slot are with the kernel together
 //! - a free slot's lists have room for at most [`SHORT_LIST`] segments; some longer lists are cached for reuse
@@ -17,9 +19,10 @@
 
 use super::checksum::Checksum;
 use super::guest::{Mapping, Mmap, Segment, gather};
+use crate::numbered::{Numbered, giver};
 use part_lists::{PartList, PartLists};
-use std::rc::Rc;
-use tidegate_core::request::Data;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use tidegate_core::request::{Data, DiskId};
 
 mod part_lists;
 
@@ -42,21 +45,66 @@ const CACHED_LEAST: usize = 64;
 /// Size of the slot of zeroes. Its pages are the kernel's shared zero page: it takes no memory.
 pub(crate) const ZEROES: usize = 1 << 20;
 
+/// The number of the slot of zeroes, on each thread.
+const ZERO_SLOT: u32 = u32::MAX;
+/// The disk of a slot that belongs to none.
+pub(crate) const NO_DISK: DiskId = DiskId(u32::MAX);
+
+/// Numbers of slots that became free on other threads than those that gave them out, by the latter.
+pub(crate) struct ReturnedNumbers(Box<[Mutex<Vec<u32>>]>);
+
+impl ReturnedNumbers {
+    /// Those of so many threads.
+    pub(crate) fn new(threads: usize) -> ReturnedNumbers {
+        ReturnedNumbers((0..threads).map(|_| Mutex::default()).collect())
+    }
+
+    fn put(&self, number: u32) {
+        let returned = &self.0[giver(number)];
+        returned
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(number);
+    }
+
+    fn take(&self, thread: usize) -> Vec<u32> {
+        let mut returned = self.0[thread]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut returned)
+    }
+}
+
+/// A slot on its way to another thread.
+pub(crate) struct MovingSlot {
+    number: u32,
+    slot: Slot,
+    /// The lists of further parts that are in the kernel.
+    parts: Vec<Vec<Segment>>,
+}
+
+impl MovingSlot {
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+}
+
 /// See the module.
 pub(crate) struct Buffers {
-    slots: Vec<Slot>,
+    thread: usize,
+    slots: Numbered<Slot>,
     free: Vec<u32>,
+    returned: Arc<ReturnedNumbers>,
     /// Unused long lists, empty.
     long: Vec<Vec<Segment>>,
     pool: Pool,
     /// Lists for parts of slots, besides each slot's own.
     parts: PartLists,
     /// The slot of zeroes, after its first use.
-    zeroes: Option<u32>,
+    zeroes: Option<Box<Slot>>,
     checksum: Checksum,
 }
 
-#[derive(Default)]
 struct Slot {
     segments: Vec<Segment>,
     len: usize,
@@ -64,6 +112,7 @@ struct Slot {
     /// The list that the kernel reads for a part of the slot; unchanged until that operation's end.
     part: Vec<Segment>,
     in_kernel: u32,
+    disk: DiskId,
     /// The first of the lists for further parts that are in the kernel together.
     further_parts: Option<PartList>,
 }
@@ -73,16 +122,39 @@ struct Slot {
 enum Owner {
     #[default]
     Vacant,
-    Guest(#[expect(dead_code, reason = "held for its drop")] Rc<Mapping>),
+    Guest(#[expect(dead_code, reason = "held for its drop")] Arc<Mapping>),
     Pool(Mmap),
+    /// The process keeps them.
+    Zeroes,
+}
+
+/// The memory of the slots of zeroes, which all threads share. It is never unmapped.
+///
+/// # Errors
+/// If the system has no address space for it.
+fn zero_memory() -> std::io::Result<&'static Mmap> {
+    static MEMORY: OnceLock<Mmap> = OnceLock::new();
+    if let Some(memory) = MEMORY.get() {
+        return Ok(memory);
+    }
+    // A fresh mapping, because pool blocks contain old data.
+    let fresh = Mmap::anonymous(ZEROES)?;
+    Ok(MEMORY.get_or_init(|| fresh))
 }
 
 impl Buffers {
-    /// Empty.
+    /// Empty, for a thread that shares no disks.
     pub(crate) fn new() -> Buffers {
+        Buffers::of_thread(0, Arc::new(ReturnedNumbers::new(1)))
+    }
+
+    /// Empty, for the thread with this number.
+    pub(crate) fn of_thread(thread: usize, returned: Arc<ReturnedNumbers>) -> Buffers {
         Buffers {
-            slots: Vec::new(),
+            thread,
+            slots: Numbered::new(thread, 0),
             free: Vec::new(),
+            returned,
             long: Vec::new(),
             pool: Pool::default(),
             parts: PartLists::default(),
@@ -93,12 +165,18 @@ impl Buffers {
 
     /// Claims a slot over guest memory. Takes the list from `segments`, and leaves an empty one with room.
     #[inline(always)]
-    pub(crate) fn claim_guest(&mut self, memory: &Rc<Mapping>, segments: &mut Vec<Segment>) -> u32 {
+    pub(crate) fn claim_guest(
+        &mut self,
+        disk: DiskId,
+        memory: &Arc<Mapping>,
+        segments: &mut Vec<Segment>,
+    ) -> u32 {
         let index = self.vacant();
-        let slot = &mut self.slots[index as usize];
+        let slot = self.slot_mut(index);
+        slot.disk = disk;
         slot.len = segments.iter().map(Segment::len).sum();
         std::mem::swap(&mut slot.segments, segments);
-        slot.owner = Owner::Guest(Rc::clone(memory));
+        slot.owner = Owner::Guest(Arc::clone(memory));
         index
     }
 
@@ -107,38 +185,41 @@ impl Buffers {
     #[cold]
     pub(crate) fn claim_guest_roomy(
         &mut self,
-        memory: &Rc<Mapping>,
+        disk: DiskId,
+        memory: &Arc<Mapping>,
         segments: &mut Vec<Segment>,
     ) -> u32 {
         if segments.len() <= SHORT_LIST {
             let index = self.vacant();
-            let slot = &mut self.slots[index as usize];
+            let slot = self.slot_mut(index);
+            slot.disk = disk;
             slot.len = segments.iter().map(Segment::len).sum();
             slot.segments.append(segments);
-            slot.owner = Owner::Guest(Rc::clone(memory));
+            slot.owner = Owner::Guest(Arc::clone(memory));
             return index;
         }
-        let index = self.claim_guest(memory, segments);
+        let index = self.claim_guest(disk, memory, segments);
         if let Some(long) = self.long.pop() {
             // The slot gets its short list back when it is released.
-            self.slots[index as usize].part = std::mem::replace(segments, long);
+            self.slot_mut(index).part = std::mem::replace(segments, long);
         }
         index
     }
 
     /// How many segments the list of a slot over guest memory has room for: the memory that it takes while claimed.
     pub(crate) fn room(&self, index: u32) -> usize {
-        self.slots[index as usize].segments.capacity()
+        self.slot(index).segments.capacity()
     }
 
-    /// Claims a slot of `len` bytes of pool memory, page-aligned. Its content is undefined.
+    /// Claims a slot of `len` bytes of pool memory for a disk, page-aligned. Its content is undefined.
     ///
     /// # Errors
     /// If the system has no memory.
-    pub(crate) fn claim_pool(&mut self, len: usize) -> std::io::Result<u32> {
+    pub(crate) fn claim_pool(&mut self, disk: DiskId, len: usize) -> std::io::Result<u32> {
         let block = self.pool.take(len)?;
         let index = self.vacant();
-        let slot = &mut self.slots[index as usize];
+        let slot = self.slot_mut(index);
+        slot.disk = disk;
         slot.len = len;
         slot.segments.clear();
         if len > 0 {
@@ -153,27 +234,98 @@ impl Buffers {
     /// # Errors
     /// If the system has no address space for it.
     pub(crate) fn zeroes(&mut self) -> std::io::Result<u32> {
-        if let Some(index) = self.zeroes {
-            return Ok(index);
+        if self.zeroes.is_none() {
+            let memory = zero_memory()?;
+            self.zeroes = Some(Box::new(Slot {
+                segments: vec![Segment::new(memory.base(), ZEROES)],
+                len: ZEROES,
+                owner: Owner::Zeroes,
+                disk: NO_DISK,
+                ..Slot::default()
+            }));
         }
-        // A fresh mapping, because pool blocks contain old data.
-        let block = Mmap::anonymous(ZEROES)?;
-        let index = self.vacant();
-        let slot = &mut self.slots[index as usize];
-        slot.len = ZEROES;
-        slot.segments.clear();
-        slot.segments.push(Segment::new(block.base(), ZEROES));
-        slot.owner = Owner::Pool(block);
-        self.zeroes = Some(index);
-        Ok(index)
+        Ok(ZERO_SLOT)
+    }
+
+    #[inline(always)]
+    fn slot(&self, index: u32) -> &Slot {
+        match self.slots.get(index) {
+            Some(slot) => slot,
+            None => self.zero_slot(index),
+        }
+    }
+
+    #[inline(always)]
+    fn slot_mut(&mut self, index: u32) -> &mut Slot {
+        match self.slots.get_mut(index) {
+            Some(slot) => slot,
+            None => zero_slot_mut(&mut self.zeroes, index),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn zero_slot(&self, index: u32) -> &Slot {
+        let zeroes = self.zeroes.as_ref().filter(|_| index == ZERO_SLOT);
+        zeroes.expect("a buffer is used on the thread of its disk")
     }
 
     #[inline(always)]
     fn vacant(&mut self) -> u32 {
-        self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot::default());
-            u32::try_from(self.slots.len() - 1).expect("fewer than 2^32 requests are in flight")
-        })
+        match self.free.pop() {
+            Some(index) => index,
+            None => self.new_number(),
+        }
+    }
+
+    /// A number that was returned by another thread, or a new one.
+    #[cold]
+    fn new_number(&mut self) -> u32 {
+        self.free = self.returned.take(self.thread);
+        let free = self.free.pop();
+        free.unwrap_or_else(|| self.slots.add(Slot::default()))
+    }
+
+    /// Takes out the slots of a disk, and those with these numbers: another thread puts them in.
+    pub(crate) fn take_out(&mut self, disk: DiskId, more: &[u32]) -> Vec<MovingSlot> {
+        let slots = self.slots.iter();
+        let own = slots.filter(|(_, slot)| slot.disk == disk && !slot.is_vacant());
+        let mut numbers: Vec<u32> = own.map(|(number, _)| number).collect();
+        numbers.extend(more);
+        self.take_numbers(&numbers)
+    }
+
+    /// Takes out the slots with these numbers: another thread puts them in.
+    ///
+    /// # Panics
+    /// If one is not claimed.
+    pub(crate) fn take_numbers(&mut self, numbers: &[u32]) -> Vec<MovingSlot> {
+        let moving = numbers.iter().map(|&number| {
+            let mut slot = self.slots.take(number);
+            assert!(!slot.is_vacant(), "a slot that moves is claimed");
+            let parts = self.parts.take_out(&mut slot.further_parts);
+            MovingSlot {
+                number,
+                slot,
+                parts,
+            }
+        });
+        moving.collect()
+    }
+
+    /// Puts in the slots that another thread has taken out.
+    pub(crate) fn put_in(&mut self, slots: Vec<MovingSlot>) {
+        for moving in slots {
+            let MovingSlot {
+                number,
+                mut slot,
+                parts,
+            } = moving;
+            for part in parts {
+                *self.parts.take(&mut slot.further_parts) = part;
+            }
+            self.slots.set(number, slot);
+        }
     }
 
     /// Releases a slot.
@@ -181,14 +333,16 @@ impl Buffers {
     /// # Panics
     /// If the kernel still uses its memory, or it is not claimed.
     pub(crate) fn release(&mut self, index: u32) {
-        let slot = &mut self.slots[index as usize];
+        let Some(slot) = self.slots.get_mut(index) else {
+            panic!("a buffer is released on the thread of its disk");
+        };
         assert_eq!(
             slot.in_kernel, 0,
             "a buffer is released only when the kernel is done with it"
         );
         match std::mem::take(&mut slot.owner) {
             Owner::Vacant => panic!("a buffer is released once"),
-            Owner::Guest(_) => {}
+            Owner::Guest(_) | Owner::Zeroes => {}
             Owner::Pool(block) => self.pool.put(block),
         }
         slot.segments.clear();
@@ -196,13 +350,23 @@ impl Buffers {
         if slot.segments.capacity() > SHORT_LIST {
             self.cache_long_list(index);
         }
-        self.free.push(index);
+        match self.slots.is_own(index) {
+            true => self.free.push(index),
+            false => self.return_number(index),
+        }
+    }
+
+    /// A number of another thread is free.
+    #[cold]
+    fn return_number(&mut self, index: u32) {
+        drop(self.slots.take(index));
+        self.returned.put(index);
     }
 
     /// Removes the long list of a slot, which keeps a short one.
     #[cold]
     fn cache_long_list(&mut self, index: u32) {
-        let slot = &mut self.slots[index as usize];
+        let slot = self.slot_mut(index);
         let mut short = std::mem::take(&mut slot.part);
         if short.capacity() > SHORT_LIST {
             short = Vec::new();
@@ -217,25 +381,26 @@ impl Buffers {
 
     /// Whether the kernel uses the memory of any slot.
     pub(crate) fn is_lent(&self) -> bool {
-        self.slots.iter().any(|slot| slot.in_kernel > 0)
+        self.slots.iter().any(|(_, slot)| slot.in_kernel > 0)
     }
 
     /// How many slots are claimed.
     #[cfg(test)]
     pub(crate) fn claimed(&self) -> usize {
-        self.slots.len() - self.free.len()
+        let slots = self.slots.iter();
+        slots.filter(|(_, slot)| !slot.is_vacant()).count()
     }
 
     /// Bytes in a slot.
     pub(crate) fn len(&self, index: u32) -> usize {
-        self.slots[index as usize].len
+        self.slot(index).len
     }
 
     /// Bytes of memory that a pool slot takes: its whole block.
     pub(crate) fn block(&self, index: u32) -> usize {
-        match &self.slots[index as usize].owner {
+        match &self.slot(index).owner {
             Owner::Pool(block) => block.len(),
-            Owner::Vacant | Owner::Guest(_) => 0,
+            Owner::Vacant | Owner::Guest(_) | Owner::Zeroes => 0,
         }
     }
 
@@ -246,12 +411,12 @@ impl Buffers {
 
     /// Whether it is pool memory, so that stale bytes in it may be another disk's.
     pub(crate) fn is_pool(&self, index: u32) -> bool {
-        matches!(self.slots[index as usize].owner, Owner::Pool(_))
+        matches!(self.slot(index).owner, Owner::Pool(_) | Owner::Zeroes)
     }
 
     /// The segments of a slot.
     pub(crate) fn segments(&self, index: u32) -> &[Segment] {
-        &self.slots[index as usize].segments
+        &self.slot(index).segments
     }
 
     /// Whether every piece from `data` on starts and ends at multiples of `alignment`, as direct I/O requires.
@@ -272,7 +437,10 @@ impl Buffers {
     /// # Panics
     /// If the range is not inside the slot.
     pub(super) fn lend(&mut self, data: Data, len: usize) -> &[Segment] {
-        let slot = &mut self.slots[data.buffer as usize];
+        let slot = match self.slots.get_mut(data.buffer) {
+            Some(slot) => slot,
+            None => zero_slot_mut(&mut self.zeroes, data.buffer),
+        };
         let start = data.start as usize;
         assert!(
             start + len <= slot.len,
@@ -298,7 +466,14 @@ impl Buffers {
     /// # Panics
     /// If there was none.
     pub(crate) fn returned(&mut self, index: u32) {
-        let slot = &mut self.slots[index as usize];
+        let Some(slot) = self.slots.get_mut(index) else {
+            // Zeroes may have been lent by another thread. They are always there, and not counted.
+            assert_eq!(
+                index, ZERO_SLOT,
+                "a buffer returns to the thread of its disk"
+            );
+            return;
+        };
         slot.in_kernel = slot
             .in_kernel
             .checked_sub(1)
@@ -426,6 +601,34 @@ impl Buffers {
             unsafe { std::ptr::write_bytes(piece.0.iov_base.cast::<u8>(), 0, piece.len()) };
         }
     }
+}
+
+impl Default for Slot {
+    fn default() -> Slot {
+        Slot {
+            segments: Vec::new(),
+            len: 0,
+            owner: Owner::Vacant,
+            part: Vec::new(),
+            in_kernel: 0,
+            disk: NO_DISK,
+            further_parts: None,
+        }
+    }
+}
+
+impl Slot {
+    fn is_vacant(&self) -> bool {
+        matches!(self.owner, Owner::Vacant)
+    }
+}
+
+/// As [`Buffers::zero_slot`], while other parts of the buffers are in use.
+#[cold]
+#[inline(never)]
+fn zero_slot_mut(zeroes: &mut Option<Box<Slot>>, index: u32) -> &mut Slot {
+    let zeroes = zeroes.as_deref_mut().filter(|_| index == ZERO_SLOT);
+    zeroes.expect("a buffer is used on the thread of its disk")
 }
 
 impl Default for Buffers {

@@ -88,6 +88,8 @@ pub(crate) struct Completion {
 pub(crate) struct Ring {
     inner: IoUring,
     queued: u32,
+    /// Operations that have not completed for the last time, queued ones too.
+    in_flight: usize,
     /// How many more reads and writes may be queued before a submission.
     queue_room: u32,
     /// Whether [`NAP`] is set.
@@ -110,6 +112,7 @@ impl Ring {
         Ok(Ring {
             inner,
             queued: 0,
+            in_flight: 0,
             queue_room: 1,
             naps: std::env::var_os(NAP).is_some(),
         })
@@ -123,6 +126,7 @@ impl Ring {
             self.submit_now();
         }
         self.queued += 1;
+        self.in_flight += 1;
     }
 
     /// Queues a read or a write: the disk may be idle until it is submitted.
@@ -318,12 +322,22 @@ impl Ring {
 
     /// Takes up to `most` completions into `out`.
     pub(crate) fn reap(&mut self, most: usize, out: &mut Vec<Completion>) {
+        let in_flight = &mut self.in_flight;
         let completions = self.inner.completion().take(most);
-        out.extend(completions.map(|entry| Completion {
-            tag: Tag::from_bits(entry.user_data()),
-            result: entry.result(),
-            more: cqueue::more(entry.flags()),
+        out.extend(completions.map(|entry| {
+            let more = cqueue::more(entry.flags());
+            *in_flight -= usize::from(!more);
+            Completion {
+                tag: Tag::from_bits(entry.user_data()),
+                result: entry.result(),
+                more,
+            }
         }));
+    }
+
+    /// Operations that have not completed for the last time.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight
     }
 
     /// Whether a completion can be reaped; the kernel posts pending ones first.
@@ -408,7 +422,9 @@ mod tests {
         assert!(std::fs::read(own).is_ok_and(|all| all.len() >= LONG));
         let file = std::fs::File::open(own).expect("a program");
         let (mut ring, mut buffers) = (Ring::new().expect("a ring"), Buffers::new());
-        let buffer = buffers.claim_pool(LONG).expect("memory");
+        let buffer = buffers
+            .claim_pool(super::super::buffers::NO_DISK, LONG)
+            .expect("memory");
         let data = Data { buffer, start: 0 };
         for (len, by_workers) in [(LONGEST_AT_ONCE, false), (LONG, true)] {
             ring.read(file.as_raw_fd(), &mut buffers, data, len, 0, TAG);

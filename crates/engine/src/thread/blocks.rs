@@ -22,7 +22,7 @@ const MARK: u32 = 1 << 31;
 /// The bytes of a block.
 pub(super) type Bytes = Box<[u8; BLOCK]>;
 
-/// The blocks that are being read and written.
+/// The blocks of a disk that are being read and written.
 #[derive(Default)]
 pub(super) struct Blocks {
     pending: Vec<Option<Block>>,
@@ -93,7 +93,7 @@ impl IoThread {
         offset: u64,
         bytes: Option<Bytes>,
     ) {
-        let Ok(buffer) = self.cx.buffers.claim_pool(BLOCK) else {
+        let Ok(buffer) = self.cx.buffers.claim_pool(disk, BLOCK) else {
             return self.cx.handle(Event::BlockDone {
                 disk,
                 io,
@@ -114,8 +114,10 @@ impl IoThread {
             op,
             buffer,
         };
+        let place = self.disks[disk.0 as usize].as_mut();
+        let place = place.expect("the shard's disks are this thread's");
         let job = Job {
-            io: self.blocks.insert(block),
+            io: place.blocks.insert(block),
             op,
             flags,
             offset,

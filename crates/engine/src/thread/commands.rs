@@ -3,9 +3,11 @@
 //! The handles of [`crate::handle`] and the vhost-user protocol threads send [`Command`]s. Each that can take a while
 //! has a channel for its result. Nothing here is on the I/O path.
 
+use super::blocks::Blocks;
 use super::close::{Close, ClosedImage};
 use super::images::Images;
 use super::layouts::{LayoutParts, Opened, PendingOrder, Relay, Replace};
+use super::moving_disk::{Arrive, GivenBuffers, Leave, slot_for};
 use super::side_write::SideWrite;
 use super::{AttachedDisk, IoThread};
 pub(crate) use super::{OnDetached, Reply};
@@ -54,6 +56,14 @@ pub(crate) enum Command {
     Nbd(Box<NbdConnection>),
     /// How completions are coalesced, of disks that have no setting of their own.
     DefaultCoalesce(Coalesce),
+    /// Get ready for a disk with layouts.
+    Prepare(Sender<Result<(), Error>>),
+    Leave(Leave),
+    Arrive(Box<Arrive>),
+    /// A completion of another thread's ring for a disk that has moved.
+    Forwarded(Completion),
+    /// Buffers for those that left with a disk.
+    Buffers(Box<GivenBuffers>),
     /// A query for statistics of the thread or its disks.
     Query(Query),
     /// A task of an image has run on the blocking worker.
@@ -121,6 +131,32 @@ pub(crate) enum What {
     Detach { on_detached: OnDetached },
 }
 
+impl Command {
+    /// The attached disk that it is for, if it is for one.
+    fn disk(&self) -> Option<DiskId> {
+        match self {
+            Command::Change(change) => Some(change.disk),
+            Command::AttachQueue(attach) => Some(attach.parts.disk),
+            Command::StopQueue(stop) => Some(stop.disk),
+            Command::Nbd(connection) => Some(connection.disk),
+            Command::Leave(leave) => Some(leave.disk),
+            Command::Query(query) => query.disk(),
+            Command::BlockingDone(image, _) => Some(image.disk()),
+            Command::Attach(_)
+            | Command::DefaultCoalesce(_)
+            | Command::Prepare(_)
+            | Command::Arrive(_)
+            | Command::Forwarded(_)
+            | Command::Buffers(_)
+            | Command::Govern(..)
+            | Command::Woken(_)
+            | Command::Stop => None,
+            #[cfg(test)]
+            Command::Run(_) => None,
+        }
+    }
+}
+
 impl What {
     /// Whether it may run during a change of filters, which I/O in flight can delay for long. True for changes that
     /// speed up that I/O, and for a detach.
@@ -146,6 +182,7 @@ pub(crate) struct AttachQueue {
 
 /// Changes a guest's queue.
 pub(crate) struct StopQueue {
+    pub(crate) disk: DiskId,
     pub(crate) queue: u32,
     pub(crate) what: QueueChange,
 }
@@ -179,6 +216,13 @@ pub(crate) struct Detaching {
 
 impl IoThread {
     pub(super) fn handle(&mut self, order: Command) {
+        let order = match order.disk() {
+            Some(disk) if self.attached_disk(disk).is_none() => match self.pass_on(disk, order) {
+                Some(order) => order,
+                None => return,
+            },
+            _ => order,
+        };
         match order {
             Command::Attach(attach) => self.attach(*attach),
             Command::Change(change) => self.change(*change),
@@ -186,6 +230,11 @@ impl IoThread {
             Command::StopQueue(stop) => self.change_queue(stop),
             Command::DefaultCoalesce(coalesce) => self.set_default_coalesce(coalesce),
             Command::Nbd(connection) => self.attach_connection(*connection),
+            Command::Prepare(reply) => self.prepare(&reply),
+            Command::Leave(leave) => self.leave(leave),
+            Command::Arrive(arrive) => self.arrive(*arrive),
+            Command::Forwarded(completion) => self.completed(completion),
+            Command::Buffers(given) => self.take_buffers(*given),
             Command::Query(question) => self.queries.push_back(question),
             Command::BlockingDone(image, task) => self.blocking_done(image, task),
             Command::Govern(control, govern) => self.govern(control, *govern),
@@ -236,6 +285,7 @@ impl IoThread {
         }
         self.disks[at] = Some(AttachedDisk {
             images,
+            blocks: Blocks::default(),
             closes: false,
             opening,
             relay: None,
@@ -362,7 +412,7 @@ impl IoThread {
         let queues = self.queues.iter_mut().flatten();
         queues
             .filter(|queue| queue.disk() == disk)
-            .for_each(RingDevice::halt);
+            .for_each(|queue| queue.halt());
         for (index, connection) in (0u32..).zip(&mut self.connections) {
             if let Some(connection) = connection.as_mut().filter(|c| c.disk() == disk) {
                 connection.dismiss();
@@ -440,6 +490,7 @@ impl IoThread {
                 ..
             }) = self.disks[disk.0 as usize].take()
         {
+            self.peers.forget(disk);
             self.note_timed();
             let Detaching {
                 reply, on_detached, ..
@@ -510,20 +561,22 @@ impl IoThread {
             // The disk was detached meanwhile: dropping the reply informs the protocol thread.
             return;
         }
-        let index = vacant(&mut self.queues);
-        let mut queue = RingDevice::new(attach.parts);
+        let index = self.peers.queue_number();
+        let mut queue = Box::new(RingDevice::new(attach.parts));
         queue.watch_kicks(index, &mut self.cx.ring);
         // The guest may have kicked before the watch began: poll once.
         queue.wake();
         queue.call_for_predecessor();
         queue.last_request = self.cx.now;
-        queue.set_io(&self.io_of(queue.disk()), self.coalesce);
-        self.queues[index as usize] = Some(queue);
+        let disk = queue.disk();
+        queue.set_io(&self.io_of(disk), self.coalesce);
+        *slot_for(&mut self.queues, index) = Some(queue);
         self.active.push(index);
         if attach.reply.send(index).is_err() {
             // The front end is gone: end the queue as if it was stopped.
             let (reply, _) = std::sync::mpsc::channel();
             self.change_queue(StopQueue {
+                disk,
                 queue: index,
                 what: QueueChange::Stop(reply),
             });
@@ -531,7 +584,9 @@ impl IoThread {
     }
 
     fn change_queue(&mut self, stop: StopQueue) {
-        let StopQueue { queue: index, what } = stop;
+        let StopQueue {
+            queue: index, what, ..
+        } = stop;
         let Some(queue) = self.queues.get_mut(index as usize).and_then(Option::as_mut) else {
             return;
         };
@@ -555,6 +610,7 @@ impl IoThread {
             self.active.retain(|&active| active != index);
             if let Some(queue) = self.queues[index as usize].take() {
                 queue.finish();
+                self.peers.free_queue_number(index);
             }
             self.close_if_unused(disk);
         }
@@ -593,8 +649,9 @@ impl IoThread {
                 return;
             }
         };
-        let index = vacant(&mut self.connections);
-        self.connections[index as usize] = Some(connection);
+        let index = self.peers.connection_number();
+        *slot_for(&mut self.connections, index) = Some(Box::new(connection));
+        self.connection_count += 1;
         self.cx.note_ready_connection(index);
     }
 
@@ -606,6 +663,8 @@ impl IoThread {
         {
             connection.completed(&mut self.cx, completion);
             self.cx.note_ready_connection(index);
+        } else {
+            self.forward(completion);
         }
     }
 
@@ -634,10 +693,8 @@ impl IoThread {
         if over && let Some(connection) = self.connections[index as usize].take() {
             let disk = connection.disk();
             connection.free(&mut self.cx);
-            // One that is alone again need not wait for turns.
-            while self.connections.last().is_some_and(Option::is_none) {
-                self.connections.pop();
-            }
+            self.connection_count -= 1;
+            self.peers.free_connection_number(index);
             self.close_if_unused(disk);
         }
     }
@@ -653,14 +710,4 @@ impl IoThread {
             }
         }
     }
-}
-
-/// The index of a vacant slot; adds one if there is none.
-fn vacant<T>(slots: &mut Vec<Option<T>>) -> u32 {
-    let at = slots.iter().position(Option::is_none);
-    let at = at.unwrap_or_else(|| {
-        slots.push(None);
-        slots.len() - 1
-    });
-    u32::try_from(at).expect("queues and connections are numbered in 24 bits")
 }

@@ -131,7 +131,7 @@ impl IoThread {
             blocking: &self.blocking,
         };
         if let Progress::Done(outcome) = member.image.start(&mut cx, job) {
-            report_end(&mut self.cx, &mut self.blocks, disk, job.io, outcome);
+            report_end(&mut self.cx, &mut self.disks, disk, job.io, outcome);
         }
     }
 
@@ -139,7 +139,7 @@ impl IoThread {
     pub(super) fn answer(&mut self, token: Token, outcome: Outcome) {
         let buffer = u32::try_from(token.0).expect("a token is a buffer's number");
         self.cx.answered_last = true;
-        match std::mem::replace(&mut self.cx.waiting[buffer as usize], ReplyTo::Nobody) {
+        match self.cx.waiting.take(buffer) {
             ReplyTo::Ring { queue, reply } => {
                 let device = self.queues[queue as usize]
                     .as_mut()

@@ -40,6 +40,11 @@ impl Backlog {
         }
     }
 
+    /// Removes a connection, which leaves the thread.
+    pub(super) fn remove(&mut self, index: u32) {
+        self.retain(|waiting| waiting != index);
+    }
+
     /// Removes those that `waits` is false for.
     fn retain(&mut self, waits: impl Fn(u32) -> bool) {
         let listed = &mut self.listed;
@@ -124,7 +129,7 @@ impl IoThread {
 
     /// What a connection may take outside of its turn: nothing, if others compete.
     pub(super) fn allowance_at_once(&self) -> Allowance {
-        let alone = self.active.is_empty() && self.connections.len() == 1;
+        let alone = self.active.is_empty() && self.connection_count == 1;
         Allowance::of_requests(if alone { u32::MAX } else { 0 })
     }
 

@@ -9,6 +9,7 @@ use crate::control::{DiskControl, UnderControl};
 use crate::datastore::{OpenedImage, bytes};
 use crate::disk_spec::NoticeSink;
 use crate::error::{Error, Kind, Result};
+use crate::sys::buffers::NO_DISK;
 use std::sync::mpsc::Sender;
 use tidegate_core::layout::cache::CacheSetup;
 use tidegate_core::layout::{
@@ -143,7 +144,7 @@ impl IoThread {
     }
 
     /// Gives the shard its arena, once.
-    fn give_arena(&mut self) -> Result<()> {
+    pub(super) fn give_arena(&mut self) -> Result<()> {
         if self.has_arena {
             return Ok(());
         }
@@ -156,7 +157,7 @@ impl IoThread {
     fn extend_arena(&mut self, count: usize) -> std::io::Result<()> {
         let mut slots = Vec::with_capacity(count);
         for _ in 0..count {
-            match self.cx.buffers.claim_pool(bytes(SLOT)) {
+            match self.cx.buffers.claim_pool(NO_DISK, bytes(SLOT)) {
                 Ok(buffer) => slots.push(Data { buffer, start: 0 }),
                 Err(error) => {
                     slots

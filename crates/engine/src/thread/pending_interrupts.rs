@@ -105,7 +105,6 @@ impl IoThread {
     }
 
     /// A queue leaves the thread: what it has completed is published, and a call that waits is sent.
-    #[expect(dead_code, reason = "for the hand-over of a queue")]
     pub(super) fn call_before_leaving(&mut self, index: u32) {
         if let Some(queue) = self.queues[index as usize].as_mut() {
             queue.publish();

@@ -60,6 +60,7 @@ mod tests {
         for missing in [last + 1, 1023, 5000] {
             let settings = Settings {
                 threads: 1,
+                max_threads: 1,
                 poll: Span::from_millis(0),
                 curves: true,
                 coalesce: tidegate_core::coalesce::Coalesce::default(),

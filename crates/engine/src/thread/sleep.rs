@@ -5,13 +5,15 @@
 
 use super::{IoThread, QUIET};
 use crate::counters::State;
-use crate::device::ring::RingDevice;
 use crate::sys::os;
 use crate::thread::idle::Wait;
 use tidegate_core::units::Time;
 
 /// A spinning thread reads the clock once in this many polls: reading it takes longer than a poll.
 const POLLS_PER_CLOCK: u32 = 4;
+
+/// Operations of the thread itself on its ring: the watch of its inbox.
+const OWN: usize = 1;
 
 impl IoThread {
     /// Stops polling queues that have been idle for a while.
@@ -82,6 +84,8 @@ impl IoThread {
         if !self.inbox.prepare_sleep() {
             return;
         }
+        self.peers
+            .note_sleep(self.number, self.cx.ring.in_flight().saturating_sub(OWN));
         let timeout = self.next_deadline().map(|at| at.since(before));
         self.tally.fall_asleep(before);
         self.cx.ring.wait(timeout);
@@ -123,7 +127,7 @@ impl IoThread {
     fn has_work(&mut self) -> bool {
         let sees_work = |&index: &u32| {
             let queue = self.queues[index as usize].as_ref();
-            queue.is_some_and(RingDevice::sees_work)
+            queue.is_some_and(|queue| queue.sees_work())
         };
         self.active.iter().any(sees_work)
             || self.cx.ring.has_completions()

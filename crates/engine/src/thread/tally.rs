@@ -9,8 +9,6 @@
 
 use super::{IoThread, TURNS_PER_SWEEP};
 use crate::counters::{State, ThreadActivity, ThreadCounters, WakeCause, part_of};
-use crate::device::nbd::Connection;
-use crate::device::ring::RingDevice;
 use crate::tag;
 use std::sync::Arc;
 use tidegate_core::units::{Span, Time};
@@ -74,14 +72,12 @@ impl Tally {
     }
 
     /// A disk came from another thread.
-    #[allow(dead_code, reason = "no disk changes its thread yet")]
-    pub(crate) fn moved_in(&self) {
+    pub(super) fn moved_in(&self) {
         self.page.moved_in();
     }
 
     /// A disk went to another thread.
-    #[allow(dead_code, reason = "no disk changes its thread yet")]
-    pub(crate) fn moved_out(&self) {
+    pub(super) fn moved_out(&self) {
         self.page.moved_out();
     }
 
@@ -187,12 +183,12 @@ impl IoThread {
         parts.extend(self.tally.served.iter().map(|&served| match served {
             Served::Queue(index) => {
                 let queue = self.queues.get_mut(index as usize).and_then(Option::as_mut);
-                queue.map_or(0, RingDevice::share)
+                queue.map_or(0, |queue| queue.share())
             }
             Served::Connection(index) => {
                 let connection = self.connections.get(index as usize);
                 let connection = connection.and_then(Option::as_ref);
-                connection.map_or(0, Connection::share)
+                connection.map_or(0, |connection| connection.share())
             }
         }));
         let all: u64 = parts.iter().sum();

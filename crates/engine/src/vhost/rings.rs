@@ -198,7 +198,7 @@ impl Protocol {
 
     pub(super) fn order(&self, order: Command) -> Result<()> {
         self.disk
-            .inbox
+            .inbox()
             .send(order)
             .map_err(|_| refuse("the disk's I/O thread does not accept commands any more"))
     }
@@ -209,7 +209,8 @@ impl Protocol {
             return Ok(());
         };
         let (reply, position) = channel();
-        self.disk.inbox.send_always(Command::StopQueue(StopQueue {
+        self.disk.inbox().send_always(Command::StopQueue(StopQueue {
+            disk: self.disk.id,
             queue,
             what: QueueChange::Stop(reply),
         }));

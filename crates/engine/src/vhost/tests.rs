@@ -32,6 +32,7 @@ const REGION: VhostUserInflight = VhostUserInflight {
 fn engine() -> Engine {
     let settings = Settings {
         threads: 1,
+        max_threads: 1,
         poll: Span::ZERO,
         curves: true,
         coalesce: tidegate_core::coalesce::Coalesce::default(),
@@ -134,7 +135,7 @@ fn hold_thread(other: &Disk) -> Sender<()> {
         let _ = entered.send(());
         let _ = gate.recv();
     }));
-    other.core.device.inbox.send_always(command);
+    other.core.device.inbox().send_always(command);
     inside.recv_timeout(PATIENCE).expect("the thread runs it");
     open
 }
@@ -208,7 +209,7 @@ fn a_detach_ends_only_after_every_queue_has_ended() {
             let disk = core.device.id;
             let change = Change { disk, what, reply };
             let order = Command::Change(Box::new(change));
-            core.device.inbox.send_always(order);
+            core.device.inbox().send_always(order);
             let answer = answer.recv_timeout(PATIENCE).expect("an answer");
             answer.err().map(|error| error.kind())
         };

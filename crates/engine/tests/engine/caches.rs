@@ -547,3 +547,26 @@ fn a_page_that_was_evicted_enters_at_its_first_access_after_the_next_attach() {
         "what is no state is not used"
     );
 }
+
+/// In write-back mode, so that flash has the only copy of most of it while the disk moves.
+#[test]
+fn a_cached_disk_moves_between_threads_while_it_is_used() {
+    let place = tempdir();
+    let backing = image(place.path(), "backing", SIZE);
+    let mut devices = Devices::new(place.path());
+    let engine = engine(3);
+    let disk = attach(&engine, &backing, devices.flash(0, false));
+    write_back(&disk);
+    super::moves::moved_under_load(&engine, &disk, 400);
+    assert!(report(&disk).in_use);
+    let before = client(&disk)
+        .read(0, u32::try_from(SIZE).expect("small"))
+        .expect("a read");
+    disk.detach(PATIENCE).expect("it detaches");
+    super::moves::nothing_is_left(&engine);
+    devices.reopen();
+    let disk = attach(&engine, &backing, devices.flash(1, true));
+    let after = client(&disk).read(0, u32::try_from(SIZE).expect("small"));
+    assert!(after.expect("a read") == before);
+    disk.detach(PATIENCE).expect("it detaches");
+}

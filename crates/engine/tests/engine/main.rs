@@ -16,6 +16,7 @@ mod layouts;
 mod leases;
 mod locks;
 mod many;
+mod moves;
 mod overlaps;
 mod rig;
 mod space;

@@ -24,8 +24,14 @@ use tidegate_engine::{Disk, DiskSpec, Engine, IoSettings, LayoutOptions, Setting
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn engine(threads: usize) -> Engine {
+    engine_of(threads, threads)
+}
+
+/// With so many threads at the start and at most.
+pub(crate) fn engine_of(threads: usize, max_threads: usize) -> Engine {
     Engine::start(&Settings {
         threads,
+        max_threads,
         poll: Span::ZERO,
         always_poll: false,
         cpus: Vec::new(),

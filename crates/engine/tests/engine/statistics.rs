@@ -13,6 +13,7 @@ use tidegate_engine::{Engine, Settings};
 fn polling(cpus: Vec<usize>) -> Engine {
     Engine::start(&Settings {
         threads: 1,
+        max_threads: 1,
         poll: Span::from_micros(50),
         always_poll: true,
         cpus,

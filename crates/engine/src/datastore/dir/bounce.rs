@@ -134,7 +134,7 @@ impl Dir {
             self.pending(slot).waits = true;
             return;
         }
-        let Ok(buffer) = cx.buffers.claim_pool(bytes(units.1 - units.0)) else {
+        let Ok(buffer) = cx.buffers.claim_pool(cx.disk(), bytes(units.1 - units.0)) else {
             return self.end(cx, slot, Err(Fault::Io));
         };
         // Whether it contains bytes outside the request.

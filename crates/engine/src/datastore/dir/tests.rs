@@ -98,7 +98,10 @@ impl Rig {
 
     /// Submits a request with data of this value.
     fn submit_data(&mut self, op: Op, flags: Flags, offset: u64, len: u64, value: u8) -> IoId {
-        let buffer = self.buffers.claim_pool(bytes(len)).expect("memory");
+        let buffer = self
+            .buffers
+            .claim_pool(DiskId(0), bytes(len))
+            .expect("memory");
         let data = Data { buffer, start: 0 };
         self.buffers.put(data, &vec![value; bytes(len)]);
         let io = IoId::from_bits(self.submitted);

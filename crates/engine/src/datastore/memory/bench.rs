@@ -42,7 +42,7 @@ impl Bench {
 
     /// A buffer full of `byte`.
     pub(in crate::datastore) fn buffer(&mut self, byte: u8, len: usize) -> u32 {
-        let buffer = self.buffers.claim_pool(len).expect("memory");
+        let buffer = self.buffers.claim_pool(DiskId(0), len).expect("memory");
         self.buffers
             .put(Data { buffer, start: 0 }, &vec![byte; len]);
         buffer

@@ -122,14 +122,14 @@ impl ChunkedCopy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidegate_core::request::Flags;
+    use tidegate_core::request::{DiskId, Flags};
 
     #[test]
     fn a_job_copies_one_portion_per_turn_up_to_a_page_boundary() {
         const LEN: usize = 5 << 20;
         let mut memory = Memory::new(2 * LEN).expect("memory");
         let mut buffers = Buffers::new();
-        let buffer = buffers.claim_pool(LEN).expect("memory");
+        let buffer = buffers.claim_pool(DiskId(0), LEN).expect("memory");
         for (op, most) in [
             (Op::Write, PORTION),
             (Op::Read, PORTION),

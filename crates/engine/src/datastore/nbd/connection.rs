@@ -14,8 +14,9 @@ use crate::datastore::{ImageCx, bytes};
 use crate::sys::buffers::Buffers;
 use crate::sys::message::Message;
 use crate::sys::os;
+use crate::tag;
 use std::os::fd::{AsRawFd, OwnedFd};
-use tidegate_core::request::{Data, Fault, Op};
+use tidegate_core::request::{Data, DiskId, Fault, Op};
 use tidegate_front::nbd::client::requests::{self, Part, Replies, Step, What};
 use tidegate_front::nbd::wire::{EXTENT_BYTES, REQUEST_BYTES};
 
@@ -89,9 +90,13 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(connected: Connected, buffers: &mut Buffers) -> std::io::Result<Connection> {
-        let heads = buffers.claim_pool(MOST_PARTS * REQUEST_BYTES)?;
-        let input = match buffers.claim_pool(INPUT) {
+    pub(super) fn new(
+        disk: DiskId,
+        connected: Connected,
+        buffers: &mut Buffers,
+    ) -> std::io::Result<Connection> {
+        let heads = buffers.claim_pool(disk, MOST_PARTS * REQUEST_BYTES)?;
+        let input = match buffers.claim_pool(disk, INPUT) {
             Ok(input) => input,
             Err(error) => {
                 buffers.release(heads);
@@ -209,8 +214,16 @@ impl Connection {
             Ok(0) => self.abort(Loss::Gone),
             Ok(bytes) if buffer == self.input => self.fill.1 += bytes,
             Ok(bytes) => self.advance_body(bytes),
-            Err(_) if matches!(errno, libc::EINTR | libc::EAGAIN) => {}
+            // A receive is cancelled when the disk moves to another thread.
+            Err(_) if matches!(errno, libc::EINTR | libc::EAGAIN | libc::ECANCELED) => {}
             Err(_) => self.abort(Loss::Gone),
+        }
+    }
+
+    /// Ends the receive in flight, which the other end may not end for long: the disk moves to another thread.
+    pub(super) fn leave(&self, cx: &mut ImageCx<'_>) {
+        if self.receiving.is_some() {
+            cx.ring.cancel(cx.tag(RECEIVE), tag::IGNORED);
         }
     }
 

@@ -80,7 +80,10 @@ impl Rig {
     }
 
     fn submit(&mut self, op: Op, len: u64) -> IoId {
-        let buffer = self.buffers.claim_pool(bytes(len)).expect("memory");
+        let buffer = self
+            .buffers
+            .claim_pool(DiskId(0), bytes(len))
+            .expect("memory");
         let io = IoId::from_bits(self.submitted);
         self.submitted += 1;
         let job = Job {

@@ -12,7 +12,7 @@
 
 use super::{Connection, Payload};
 use crate::device::thread_cx::ThreadCx;
-use crate::sys::ring::Tag;
+use crate::sys::ring::{Ring, Tag};
 use crate::tag;
 use std::os::fd::AsRawFd;
 use tidegate_front::nbd::session::Step;
@@ -99,15 +99,32 @@ impl Connection {
     /// Whether the kernel does not watch the socket. Cancels the watch if the connection is `over` otherwise.
     pub(super) fn stop_watching(&mut self, index: u32, cx: &mut ThreadCx, over: bool) -> bool {
         if self.watch == Watch::On && over {
-            let no_owner = Tag {
-                kind: tag::NOTHING,
-                owner: 0,
-                slot: 0,
-            };
-            cx.ring.cancel(hang_up_tag(index), no_owner);
+            cx.ring.cancel(hang_up_tag(index), tag::IGNORED);
             self.watch = Watch::Ending;
         }
         matches!(self.watch, Watch::Off | Watch::Never)
+    }
+}
+
+impl Connection {
+    /// The connection moves to another thread: ends what waits for the client on this thread's ring. What is in flight
+    /// completes there.
+    pub(crate) fn leave(&mut self, index: u32, ring: &mut Ring) {
+        if self.receiving.is_some() {
+            ring.cancel(receive_tag(index), tag::IGNORED);
+        }
+        if self.watch == Watch::On {
+            ring.cancel(hang_up_tag(index), tag::IGNORED);
+            self.watch = Watch::Ending;
+        }
+    }
+}
+
+pub(super) fn receive_tag(index: u32) -> Tag {
+    Tag {
+        kind: tag::RECEIVE,
+        owner: index,
+        slot: 0,
     }
 }
 

@@ -8,7 +8,7 @@
 use super::{HEADS, Head};
 use crate::sys::buffers::Buffers;
 use crate::sys::message::Message;
-use tidegate_core::request::Data;
+use tidegate_core::request::{Data, DiskId};
 
 /// Replies to send.
 pub(super) struct Outgoing {
@@ -21,8 +21,8 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    pub(super) fn new(buffers: &mut Buffers) -> std::io::Result<Outgoing> {
-        let heads = buffers.claim_pool(HEADS)?;
+    pub(super) fn new(disk: DiskId, buffers: &mut Buffers) -> std::io::Result<Outgoing> {
+        let heads = buffers.claim_pool(disk, HEADS)?;
         Ok(Outgoing {
             message: Message::new(),
             heads,

@@ -10,6 +10,7 @@ use crate::sys::os;
 use crate::thread::commands::{Attach, AttachQueue, Change, QueueChange, Reply, StopQueue, What};
 use crate::thread::commands::{Command, Inbox};
 use crate::thread::layouts::LayoutParts;
+use crate::thread::peers::Peers;
 use crate::thread::{IoThread, ThreadConfig};
 use std::sync::atomic::fence;
 use std::sync::mpsc::{Receiver, channel};
@@ -240,9 +241,10 @@ impl Daemon {
             always_poll: false,
             cpu: None,
         };
-        let inbox = Arc::new(Inbox::new().expect("a descriptor"));
+        let peers = Arc::new(Peers::new(1).expect("a descriptor"));
+        let inbox = Arc::clone(peers.inbox(0));
         let page = Statistics::default().add_thread();
-        let started = IoThread::start([Arc::clone(&inbox)].into(), 0, config, page);
+        let started = IoThread::start(peers, 0, config, page);
         let thread = started.expect("the thread starts");
         Daemon { inbox, thread }
     }
@@ -313,7 +315,11 @@ fn attach_queue(guest: &Guest) -> (Command, Receiver<u32>) {
 fn stop_queue() -> (Command, Receiver<u16>) {
     let (reply, position) = channel();
     let (queue, what) = (0, QueueChange::Stop(reply));
-    (Command::StopQueue(StopQueue { queue, what }), position)
+    let disk = DISK;
+    (
+        Command::StopQueue(StopQueue { disk, queue, what }),
+        position,
+    )
 }
 
 fn received<T>(answer: &Receiver<T>) -> T {
@@ -441,6 +447,7 @@ fn a_blocking_call_descriptor_delays_the_thread_once_and_is_not_used_again() {
     // The guest is called neither through a new descriptor nor by another queue, although both would work.
     let call = EventFd::new().expect("a descriptor");
     daemon.order(Command::StopQueue(StopQueue {
+        disk: DISK,
         queue,
         what: QueueChange::Call(Some(duplicate(&call))),
     }));

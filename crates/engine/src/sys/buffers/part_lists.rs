@@ -47,6 +47,20 @@ impl PartLists {
         &mut entry.0
     }
 
+    /// Takes the lists of a slot's chain out, and frees the chain.
+    #[cold]
+    pub(super) fn take_out(&mut self, chain: &mut Option<PartList>) -> Vec<Vec<Segment>> {
+        let mut lists = Vec::new();
+        let mut next = *chain;
+        while let Some(list) = next {
+            let entry = &mut self.lists[list.0.get() as usize - 1];
+            lists.push(std::mem::take(&mut entry.0));
+            next = entry.1;
+        }
+        self.put(chain);
+        lists
+    }
+
     /// Frees the chain of a slot.
     #[cold]
     pub(super) fn put(&mut self, chain: &mut Option<PartList>) {

@@ -83,9 +83,9 @@ impl IoThread {
 
     /// Wakes another thread that waits for room in a datastore's window.
     pub(in crate::thread) fn wake_peer(&self, control: ControlId, thread: usize) {
-        if let Some(inbox) = self.threads.get(thread) {
-            // One message for each time that a thread waits for room: bounded.
-            inbox.send_always(Command::Woken(control));
-        }
+        // One message for each time that a thread waits for room: bounded.
+        self.peers
+            .inbox(thread)
+            .send_always(Command::Woken(control));
     }
 }

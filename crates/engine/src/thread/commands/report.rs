@@ -12,6 +12,7 @@
 //! # Units
 //! Work is counted in disk slots visited: some 0.2 us, mostly for cache misses.
 
+use super::Command;
 use crate::sys::os;
 use crate::thread::IoThread;
 use std::sync::mpsc::Sender;
@@ -138,6 +139,18 @@ pub(crate) enum Query {
 }
 
 impl Query {
+    /// The disk that it is about, if it is about one.
+    pub(super) fn disk(&self) -> Option<DiskId> {
+        match self {
+            Query::Disk(disk, _)
+            | Query::Curves(disk, _)
+            | Query::PolicyState(disk, ..)
+            | Query::Layout(disk, _)
+            | Query::Busy(disk, _) => Some(*disk),
+            Query::Report(_) | Query::Pulse(_) => None,
+        }
+    }
+
     pub(crate) fn report(reply: Sender<ThreadReport>) -> Query {
         Query::Report(Box::new(Survey::new(reply)))
     }
@@ -196,13 +209,29 @@ impl IoThread {
     pub(in crate::thread) fn answer_queries(&mut self) -> bool {
         let mut left = TURN_BUDGET;
         while left > 0
-            && let Some(mut query) = self.queries.pop_front()
+            && let Some(query) = self.queries.pop_front()
         {
+            let Some(mut query) = self.still_here(query) else {
+                continue;
+            };
             if !self.continue_query(&mut query, &mut left) {
                 self.queries.push_back(query);
             }
         }
         !self.queries.is_empty()
+    }
+
+    /// Passes on a query about a disk that has moved since.
+    fn still_here(&self, query: Query) -> Option<Query> {
+        match query.disk() {
+            Some(disk) if self.attached_disk(disk).is_none() => {
+                match self.pass_on(disk, Command::Query(query)) {
+                    Some(Command::Query(query)) => Some(query),
+                    _ => None,
+                }
+            }
+            _ => Some(query),
+        }
     }
 
     /// Continues with a query; returns whether it is answered.

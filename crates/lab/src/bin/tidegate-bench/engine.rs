@@ -58,6 +58,7 @@ pub(crate) fn serve(sockets: &[PathBuf], place: Place, control: Control) -> Resu
     };
     let engine = Engine::start(&Settings {
         threads: 1,
+        max_threads: 1,
         poll: Span::ZERO,
         always_poll: false,
         cpus: Vec::new(),

@@ -93,6 +93,7 @@ impl World<'_> {
             steal: Span::ZERO,
             guests_run: Some(since(run, &mut last.guests_run)),
             guests_delay: Some(since(delay, &mut last.guests_delay)),
+            dense: false,
         };
         last.threads.resize(self.threads.len(), Seen::default());
         let mut threads = Vec::with_capacity(self.threads.len());

@@ -4,7 +4,8 @@ use super::*;
 use crate::counters::Statistics;
 use crate::datastore::null;
 use crate::thread::ThreadConfig;
-use crate::thread::commands::{Attach, Change, Command, Inbox, What};
+use crate::thread::commands::{Attach, Change, Command, What};
+use crate::thread::peers::Peers;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use tidegate_core::filter::FilterKey;
@@ -20,9 +21,9 @@ const CONFIG: ThreadConfig = ThreadConfig {
 
 /// A thread with this many disks, each with these filters.
 fn thread(disks: u32, filters: &[FilterSpec]) -> IoThread {
-    let inbox = Arc::new(Inbox::new().expect("a descriptor"));
+    let peers = Arc::new(Peers::new(1).expect("a descriptor"));
     let page = Statistics::default().add_thread();
-    let thread = IoThread::new("tidegate-test".into(), [inbox].into(), 0, CONFIG, page);
+    let thread = IoThread::new("tidegate-test".into(), peers, 0, CONFIG, page);
     let mut thread = thread.expect("a ring");
     for disk in 0..disks {
         thread.handle(attach(DiskId(disk), filters));

@@ -1,0 +1,299 @@
+//! Disks that move between I/O threads while clients verify what they read.
+
+use super::client::{Client, Random, Verifier};
+use super::rig::{
+    PATIENCE, Server, all_abilities, attach, client, eventually, filters, image, open_file, spec,
+    tempdir,
+};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tidegate_core::layout::LayoutSpec;
+use tidegate_core::request::{Flags, Op};
+use tidegate_engine::datastore::{OpenedImage, dir, emulated, memory, nbd};
+use tidegate_engine::nbd::handshake::BlockSizes;
+use tidegate_engine::{Disk, DiskSpec, Engine, Kind, ThreadState};
+
+const SIZE: u64 = 6 << 20;
+const MOVES: u32 = 400;
+
+fn engine(threads: usize) -> Engine {
+    super::rig::engine(threads)
+}
+
+/// Moves a disk at random while two clients verify it.
+pub(crate) fn moved_under_load(engine: &Engine, disk: &Disk, moves: u32) {
+    let over = AtomicBool::new(false);
+    let half = disk.size() / 2;
+    std::thread::scope(|scope| {
+        let end = End(&over);
+        for (from, unit, seed) in [(0, 512, 3), (half, 1, 4)] {
+            let (over, client) = (&over, client(disk));
+            scope.spawn(move || {
+                let mut verifier = Verifier::new(client, from, from + half, unit, seed);
+                while !over.load(Ordering::Relaxed) {
+                    verifier.round();
+                }
+                verifier.client.flush().expect("a flush");
+                verifier.check_all();
+            });
+        }
+        let mut random = Random(7);
+        let threads = engine.thread_states().len() as u64;
+        for _ in 0..moves {
+            let to = usize::try_from(random.below(threads)).expect("few");
+            let from = disk.thread();
+            let moved = disk.move_to(to).expect("it moves");
+            assert_eq!((moved.from, moved.to, disk.thread()), (from, to, to));
+        }
+        drop(end);
+    });
+}
+
+/// Ends the clients, also after a panic.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Everything of disks is gone: buffers, connections and I/Os are those of none.
+pub(crate) fn nothing_is_left(engine: &Engine) {
+    eventually("nothing of a disk is left", || {
+        let reports = engine.threads().expect("they answer");
+        let empty = |report: &tidegate_engine::ThreadReport| {
+            report.disks.is_empty()
+                && report.connections == 0
+                && report.in_flight == 0
+                && report.strays == 0
+        };
+        reports.iter().all(empty)
+    });
+}
+
+fn plain_disk_is_verified(opened: OpenedImage, filter: &[&str]) {
+    let engine = engine(3);
+    let spec = DiskSpec {
+        filters: filters(filter),
+        ..spec("disk", opened.info.size)
+    };
+    let disk = engine.attach(spec, opened).expect("the disk attaches");
+    moved_under_load(&engine, &disk, MOVES);
+    disk.detach(PATIENCE).expect("the disk is detached");
+    nothing_is_left(&engine);
+}
+
+#[test]
+fn a_disk_in_a_file_moves_under_load_with_filters() {
+    let place = tempdir();
+    let path = image(place.path(), "image", SIZE);
+    plain_disk_is_verified(
+        open_file(&path),
+        &["stats", "fault:delay=50us,probability=0.5"],
+    );
+}
+
+#[test]
+fn a_disk_in_a_file_with_the_page_cache_moves_under_load() {
+    let place = tempdir();
+    let path = image(place.path(), "image", SIZE);
+    let options = dir::Options {
+        buffered: true,
+        ..dir::Options::default()
+    };
+    plain_disk_is_verified(dir::open(&path, options).expect("it opens"), &[]);
+}
+
+#[test]
+fn disks_in_memory_and_on_a_modelled_array_move_under_load() {
+    plain_disk_is_verified(memory::open(SIZE).expect("it opens"), &["stats"]);
+    let array: emulated::Spec = "nvme,size=6M".parse().expect("a spec");
+    plain_disk_is_verified(emulated::open(&array).expect("it opens"), &[]);
+}
+
+#[test]
+fn a_disk_on_an_nbd_server_moves_under_load_and_so_does_the_servers() {
+    let place = tempdir();
+    let (engine, elsewhere) = (engine(2), engine(2));
+    let served = attach(&elsewhere, memory::open(SIZE).expect("it opens"));
+    let server = Server::start(
+        place.path(),
+        &served,
+        all_abilities(),
+        BlockSizes::default(),
+    );
+    let uri = format!("nbd+unix:///disk?socket={}", server.path.display());
+    let opened = nbd::open(&uri, &nbd::Options::default()).expect("it opens");
+    let disk = attach(&engine, opened);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _end = End(&over);
+        scope.spawn(|| {
+            let mut to = 0;
+            while !over.load(Ordering::Relaxed) {
+                to = 1 - to;
+                served.move_to(to).expect("it moves");
+            }
+        });
+        moved_under_load(&engine, &disk, MOVES);
+    });
+    disk.detach(PATIENCE).expect("the disk is detached");
+    nothing_is_left(&engine);
+}
+
+#[test]
+fn disks_with_layouts_move_under_load() {
+    const STRIPE: LayoutSpec = LayoutSpec::Stripe { chunk: 16 << 10 };
+    const BOTH: LayoutSpec = LayoutSpec::MirrorStripe { chunk: 16 << 10 };
+    let place = tempdir();
+    for (layout, members) in [(STRIPE, 3), (LayoutSpec::Mirror, 2), (BOTH, 4)] {
+        let engine = engine(3);
+        let size = layout.member_size(SIZE, members);
+        let opened = (0..members).map(|nth| {
+            let name = format!("{layout}-{nth}").replace(|c: char| !c.is_alphanumeric(), "-");
+            Some(open_file(&image(place.path(), &name, size)))
+        });
+        let spec = DiskSpec {
+            layout,
+            filters: filters(&["stats"]),
+            ..spec("disk", SIZE)
+        };
+        let disk = engine.attach_members(spec, opened.collect(), PATIENCE);
+        let disk = disk.expect("the disk attaches");
+        moved_under_load(&engine, &disk, MOVES);
+        disk.detach(PATIENCE).expect("the disk is detached");
+        nothing_is_left(&engine);
+    }
+}
+
+/// A datastore that never answers delays no move: 64 requests wait for it, and go where the disk goes.
+#[test]
+fn a_disk_whose_datastore_hangs_moves_with_its_requests() {
+    let engine = engine(2);
+    let disk = attach(&engine, memory::open(SIZE).expect("it opens"));
+    disk.restack(&filters(&["fault:delay=3600s"]), PATIENCE)
+        .expect("a filter");
+    let mut waiting = client(&disk);
+    let sent: Vec<u64> = (0..64)
+        .map(|nth| waiting.send(Op::Read, Flags::NONE, nth << 12, 4096, &[]))
+        .collect();
+    let in_flight = || disk.report().expect("it is attached").in_flight;
+    eventually("all are in flight", || in_flight() == sent.len());
+    for round in 0..100 {
+        let moved = disk.move_to(1 - disk.thread()).expect("it moves");
+        assert_eq!((moved.in_flight, in_flight()), (64, 64), "round {round}");
+    }
+    disk.detach(PATIENCE).expect("the disk is detached");
+    nothing_is_left(&engine);
+}
+
+#[test]
+fn threads_are_created_locked_and_removed() {
+    let engine = super::rig::engine_of(1, 3);
+    use ThreadState::{Active, Locked, Parked};
+    let kind = |result: tidegate_engine::Result<_>| result.err().map(|error| error.kind());
+    assert_eq!(engine.thread_states(), [Active, Parked, Parked]);
+    let disk = attach(&engine, memory::open(SIZE).expect("it opens"));
+    assert_eq!(kind(disk.move_to(1).map(drop)), Some(Kind::Invalid));
+    assert_eq!(kind(disk.move_to(9).map(drop)), Some(Kind::NotFound));
+    assert_eq!(
+        kind(engine.lock_thread(0)),
+        Some(Kind::Busy),
+        "it is the last"
+    );
+    assert_eq!(engine.create_thread().expect("one is parked"), 1);
+    assert_eq!(
+        kind(engine.remove_thread(1)),
+        Some(Kind::Busy),
+        "not locked"
+    );
+    engine.set_default_thread(Some(0)).expect("it is active");
+    engine.lock_thread(0).expect("another one is active");
+    assert_eq!(engine.default_thread(), None, "a locked one takes no disks");
+    assert_eq!(
+        kind(engine.remove_thread(0)),
+        Some(Kind::Busy),
+        "it has a disk"
+    );
+    let other = attach(&engine, memory::open(SIZE).expect("it opens"));
+    assert_eq!(other.thread(), 1);
+    assert_eq!(kind(other.move_to(0).map(drop)), Some(Kind::Busy));
+    disk.move_to(1).expect("it moves");
+    engine.remove_thread(0).expect("it is locked and empty");
+    eventually("the thread is parked", || {
+        engine.thread_states()[0] == Parked
+    });
+    assert_eq!(kind(engine.unlock_thread(0)), Some(Kind::Invalid));
+    assert_eq!(engine.create_thread().expect("two are parked"), 0);
+    assert_eq!(engine.create_thread().expect("one is parked"), 2);
+    assert_eq!(kind(engine.create_thread().map(drop)), Some(Kind::Busy));
+    engine.lock_thread(2).expect("others are active");
+    assert_eq!(engine.thread_states(), [Active, Active, Locked]);
+    client(&disk).write(0, &[7; 4096]).expect("a write");
+    for disk in [disk, other] {
+        disk.detach(PATIENCE).expect("the disk is detached");
+    }
+    nothing_is_left(&engine);
+}
+
+/// Clients that do nothing have a receive on the old ring: it is cancelled, so that the thread can be parked.
+#[test]
+fn idle_clients_keep_no_thread_from_parking() {
+    let engine = engine(2);
+    let disk = attach(&engine, memory::open(SIZE).expect("it opens"));
+    let mut clients: Vec<Client> = (0..8).map(|_| client(&disk)).collect();
+    let from = disk.thread();
+    for client in &mut clients {
+        client.write(0, &[1; 512]).expect("a write");
+    }
+    disk.move_to(1 - from).expect("it moves");
+    engine.lock_thread(from).expect("the other one is active");
+    engine.remove_thread(from).expect("it is locked and empty");
+    eventually("the thread is parked", || {
+        engine.thread_states()[from] == ThreadState::Parked
+    });
+    for client in &mut clients {
+        assert_eq!(client.read(0, 1), Ok(vec![1]));
+    }
+    disk.detach(PATIENCE).expect("the disk is detached");
+    nothing_is_left(&engine);
+}
+
+/// Commands and moves meet: none is lost, whichever thread it was sent to.
+#[test]
+fn commands_find_a_disk_that_moves() {
+    let engine = engine(3);
+    let disk = attach(&engine, memory::open(SIZE).expect("it opens"));
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _end = End(&over);
+        scope.spawn(|| {
+            let mut random = Random(5);
+            while !over.load(Ordering::Relaxed) {
+                let to = usize::try_from(random.below(3)).expect("few");
+                disk.move_to(to).expect("it moves");
+            }
+        });
+        for round in 0..200 {
+            let stack: &[&str] = if round % 2 == 0 { &["stats"] } else { &[] };
+            disk.restack(&filters(stack), PATIENCE).expect("a change");
+            let mut client = client(&disk);
+            client.write(0, &[9; 1024]).expect("a write");
+            assert!(disk.report().is_ok() && disk.layout().is_ok());
+        }
+    });
+    let detached = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..100 {
+                // At last the disk is gone, and says so.
+                let _ = disk.move_to(1);
+                let _ = disk.move_to(2);
+            }
+        });
+        disk.detach(Duration::from_secs(60))
+    });
+    detached.expect("the disk is detached");
+    assert_eq!(disk.move_to(0).err().map(|e| e.kind()), Some(Kind::Gone));
+    nothing_is_left(&engine);
+}
