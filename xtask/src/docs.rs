@@ -13,7 +13,13 @@ use std::path::Path;
 use std::process::Command;
 
 /// What must come out, at least.
-const DOCUMENTS: &[&str] = &["cli.md", "config.md", "metrics.md", "openapi.json"];
+const DOCUMENTS: &[&str] = &[
+    "cli.md",
+    "config.md",
+    "control-tree.md",
+    "metrics.md",
+    "openapi.json",
+];
 
 /// Writes them into `docs/`.
 pub(crate) fn write(workspace: &Workspace) -> anyhow::Result<()> {

@@ -37,8 +37,8 @@ cargo xtask TASK
   flash-cache               the experiment of the flash cache in virtual time: writes its table in docs/flash-cache.md
   mutants [GLOB]...         mutation tests of I/O control and leases, or of other files of the core, by cargo-mutants; fails
                             on a missed mutant that crates/core/survivors.txt does not list. Hours for all files
-  docs [--check]            writes docs/cli.md, config.md, openapi.json, metrics.md, man pages and completions;
-                            --check only says whether they are stale
+  docs [--check]            writes docs/cli.md, config.md, control-tree.md, openapi.json, metrics.md, man pages and
+                            completions; --check only says whether they are stale
   fuzz [TARGET] [SECONDS]   fuzzes one target, or each in turn (60 seconds; needs cargo-fuzz and nightly)
   package                   a Debian package, by cargo-deb
 ";

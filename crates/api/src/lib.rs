@@ -5,7 +5,7 @@
 //!
 //! Reading order: [`units`] and [`name`] (the smallest values), [`config`] (`tidegate.toml`), [`descriptor`]
 //! (`disk.toml`), [`datastore`], [`disk`], [`iocontrol`], [`group`], [`cache`], [`stats`], [`curve`], [`explain`], [`events`],
-//! [`status`], [`job`] (the types in REST), [`problem`] (the type of errors), [`routes`] (every route with its types).
+//! [`status`], [`thread`], [`tree`], [`job`] (the types in REST), [`problem`] (the type of errors), [`routes`] (every route with its types).
 //!
 //! # Units
 //! In JSON a key ends in its unit (`size_bytes`, `p99_us`, `limit_iops`) and its value is a plain number. In TOML and
@@ -30,5 +30,7 @@ pub mod problem;
 pub mod routes;
 pub mod stats;
 pub mod status;
+pub mod thread;
 pub mod toml_error;
+pub mod tree;
 pub mod units;

@@ -8,6 +8,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::tree::Errno;
+
 /// An error, described for a person and, by its code, for a program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
@@ -21,6 +23,9 @@ pub struct Problem {
     /// What to do about it, if anything can be done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
+    /// The name of the system error with which a file of the control tree answers it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub errno: Option<Errno>,
 }
 
 /// The kinds of errors. New ones may be added.
@@ -74,6 +79,23 @@ impl ProblemCode {
             ProblemCode::Corrupt | ProblemCode::Internal => 500,
         }
     }
+
+    /// The system error that comes closest.
+    pub const fn errno(self) -> Errno {
+        match self {
+            ProblemCode::Invalid => Errno::Invalid,
+            ProblemCode::NotFound => Errno::NoEntry,
+            ProblemCode::WrongMethod => Errno::Access,
+            ProblemCode::TooLarge => Errno::TooBig,
+            ProblemCode::Exists => Errno::Exists,
+            ProblemCode::Busy | ProblemCode::Locked => Errno::Busy,
+            ProblemCode::Full => Errno::NoSpace,
+            ProblemCode::Unsupported => Errno::Unsupported,
+            ProblemCode::Exhausted => Errno::Again,
+            ProblemCode::Stopping => Errno::ShutDown,
+            ProblemCode::Datastore | ProblemCode::Corrupt | ProblemCode::Internal => Errno::Io,
+        }
+    }
 }
 
 impl Problem {
@@ -84,7 +106,20 @@ impl Problem {
             what: what.into(),
             why: Vec::new(),
             remedy: None,
+            errno: None,
         }
+    }
+
+    /// The system error that it is for a file: the one that was set, or that of its kind.
+    pub fn errno(&self) -> Errno {
+        self.errno.unwrap_or(self.code.errno())
+    }
+
+    /// Sets the system error that it is for a file.
+    #[must_use]
+    pub fn with_errno(mut self, errno: Errno) -> Problem {
+        self.errno = Some(errno);
+        self
     }
 
     /// Adds a cause below the existing ones.

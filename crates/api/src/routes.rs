@@ -22,6 +22,8 @@ use crate::job::{DiskExport, DiskImport, Job, JobList};
 use crate::layout::{DiskMove, DiskScrub, MemberAdd, MemberList};
 use crate::stats::{DiskStats, Sample};
 use crate::status::Status;
+use crate::thread::{DiskThread, DiskThreadSet, Thread, ThreadList};
+use crate::tree::{TreeChange, TreeNode, TreeSet};
 
 /// An HTTP method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,6 +32,8 @@ pub enum Method {
     Get,
     /// Creates or commands.
     Post,
+    /// Sets.
+    Put,
     /// Changes parts.
     Patch,
     /// Removes.
@@ -42,6 +46,7 @@ impl Method {
         match self {
             Method::Get => "GET",
             Method::Post => "POST",
+            Method::Put => "PUT",
             Method::Patch => "PATCH",
             Method::Delete => "DELETE",
         }
@@ -213,6 +218,25 @@ routes! {
     JOB: Get "/v1/jobs/{id}", Nothing => Job;
     /// Cancels a job if it is still running.
     JOB_CANCEL: Delete "/v1/jobs/{id}", Nothing => Job;
+    /// All I/O threads.
+    THREADS: Get "/v1/threads", Nothing => ThreadList;
+    /// Takes a parked I/O thread into use.
+    THREAD_CREATE: Post "/v1/threads", Nothing => Thread;
+    /// One I/O thread, by number.
+    THREAD: Get "/v1/threads/{thread}", Nothing => Thread;
+    /// Parks a locked I/O thread that has no disks.
+    THREAD_REMOVE: Delete "/v1/threads/{thread}", Nothing => Nothing;
+    /// Locks an I/O thread: it gets no more disks.
+    THREAD_LOCK: Post "/v1/threads/{thread}/lock", Nothing => Thread;
+    /// Unlocks an I/O thread.
+    THREAD_UNLOCK: Post "/v1/threads/{thread}/unlock", Nothing => Thread;
+    /// Moves an attached disk to another I/O thread.
+    DISK_THREAD: Post "/v1/disks/{name}/thread", DiskThreadSet => DiskThread;
+    /// A node of the control tree. `?watch` makes it server-sent events named `node`, one for each change that is seen;
+    /// `interval_ms` (100 to 60000; default 1000) says how often it is looked for.
+    TREE: Get "/v1/tree/{path}", Nothing => TreeNode;
+    /// Writes a file of the control tree.
+    TREE_SET: Put "/v1/tree/{path}", TreeSet => TreeChange;
     /// All counters of disks and I/O threads since they began.
     STATS: Get "/v1/stats", Nothing => Sample;
     /// The same as server-sent events named `sample`, each covering the time since the previous one. `?interval_ms=N`

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::name::Name;
+use crate::thread::ThreadState;
 
 /// What one disk has done.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -102,6 +103,8 @@ pub struct LatencySummary {
 pub struct ThreadStats {
     /// Its number.
     pub thread: u32,
+    /// Its state.
+    pub state: ThreadState,
     /// The CPU that it is pinned to, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<u32>,
@@ -117,6 +120,14 @@ pub struct ThreadStats {
     pub busy_ratio: f64,
     /// Fraction of the time spent polling without finding requests, from 0 to 1.
     pub polling_ratio: f64,
+    /// Fraction of the time spent asleep, from 0 to 1.
+    pub sleeping_ratio: f64,
+    /// Fraction of the time in which it could run and others had its CPU: a part of the three above.
+    pub run_delay_ratio: f64,
+    /// How long requests waited until the thread saw them, at most: half of them no longer.
+    pub queue_delay_p50_us: f64,
+    /// The same: 99 % of them no longer.
+    pub queue_delay_p99_us: f64,
     /// Loop iterations that found work.
     pub turns_total: u64,
     /// Times that it slept and was woken.
@@ -130,6 +141,6 @@ pub struct Sample {
     pub at_ms: u64,
     /// Attached disks, in the order of their names.
     pub disks: Vec<DiskStats>,
-    /// I/O threads, in the order of their numbers.
+    /// I/O threads that are not parked, in the order of their numbers.
     pub threads: Vec<ThreadStats>,
 }

@@ -13,8 +13,8 @@ use crate::failure::Failure;
 use crate::output::{Colour, Console, Format, Talk};
 use crate::session::Session;
 use crate::{
-    cache, datastore, disk, documents, events, explain, filter, group, job, lab, serve, stats,
-    status, top,
+    cache, datastore, disk, documents, events, explain, filter, group, job, lab, mount, serve,
+    stats, status, thread, top, tree,
 };
 
 /// Tidegate serves virtual disks from datastores to virtual machines and NBD clients
@@ -117,6 +117,11 @@ enum Command {
     #[command(subcommand)]
     Cache(cache::Cache),
     #[command(subcommand)]
+    Thread(thread::Thread),
+    Get(tree::Get),
+    Set(tree::Set),
+    Mount(mount::Mount),
+    #[command(subcommand)]
     Job(job::Job),
     Stats(stats::Stats),
     Explain(explain::Explain),
@@ -175,6 +180,10 @@ impl Cli {
             Command::Filter(verb) => verb.run(session),
             Command::Group(verb) => verb.run(session),
             Command::Cache(verb) => verb.run(session),
+            Command::Thread(verb) => verb.run(session),
+            Command::Get(verb) => verb.run(session),
+            Command::Set(verb) => verb.run(session),
+            Command::Mount(verb) => verb.run(session),
             Command::Job(verb) => verb.run(session),
             Command::Stats(verb) => verb.run(session),
             Command::Explain(verb) => verb.run(session),

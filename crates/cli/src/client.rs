@@ -99,7 +99,16 @@ impl Client {
         &self,
         route: Route<Nothing, A>,
     ) -> Result<A, Failure> {
-        self.answer(&self.exchange(route.method, &route.url(&[]), None, GLANCE)?)
+        self.glance_at(route, &[])
+    }
+
+    /// The same for a route with arguments.
+    pub(crate) fn glance_at<A: DeserializeOwned>(
+        &self,
+        route: Route<Nothing, A>,
+        arguments: &[&str],
+    ) -> Result<A, Failure> {
+        self.answer(&self.exchange(route.method, &route.url(arguments), None, GLANCE)?)
     }
 
     /// Gives an order and returns what came of it.
@@ -131,9 +140,20 @@ impl Client {
         query: &str,
         patience: Duration,
     ) -> Result<Stream<A>, Failure> {
+        self.stream_of(route, &[], query, patience)
+    }
+
+    /// The same for a route with arguments.
+    pub(crate) fn stream_of<A: DeserializeOwned>(
+        self,
+        route: Route<Nothing, A>,
+        arguments: &[&str],
+        query: &str,
+        patience: Duration,
+    ) -> Result<Stream<A>, Failure> {
         let url = match query {
-            "" => route.url(&[]),
-            query => format!("{}?{query}", route.url(&[])),
+            "" => route.url(arguments),
+            query => format!("{}?{query}", route.url(arguments)),
         };
         let opened = async {
             success(

@@ -1,9 +1,10 @@
-//! Shell completion of names of disks, datastores and caches, of members and of devices, from the running daemon.
+//! Shell completion of names, numbers and paths from the running daemon: disks, datastores, caches, members, devices, I/O
+//! threads, the control tree.
 //!
 //! No daemon, no names, and no message: a shell's prompt is no place for either. The root is the usual one or
 //! `TIDEGATE_ROOT`: an unfinished line is not parsed. It is only searched for a disk's name.
 
-use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
+use clap_complete::engine::{ArgValueCandidates, ArgValueCompleter, CompletionCandidate};
 use tidegate_api::cache::{Cache, CacheDevice};
 use tidegate_api::disk::Disk;
 use tidegate_api::layout::Member;
@@ -174,6 +175,38 @@ pub(crate) fn groups() -> ArgValueCandidates {
                 .help(Some(format!("{} attached disks", group.disks.len()).into()))
         };
         groups.into_iter().map(candidate).collect()
+    })
+}
+
+/// Completes numbers of I/O threads.
+pub(crate) fn threads() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        let list = client().and_then(|client| client.glance(routes::THREADS).ok());
+        let threads = list.map(|list| list.threads).unwrap_or_default();
+        let candidate = |it: tidegate_api::thread::Thread| {
+            let help = format!("{}, {} disks", it.state.as_str(), it.disks.len());
+            CompletionCandidate::new(it.thread.to_string()).help(Some(help.into()))
+        };
+        threads.into_iter().map(candidate).collect()
+    })
+}
+
+/// Completes paths of the control tree, one part at a time.
+pub(crate) fn tree() -> ArgValueCompleter {
+    ArgValueCompleter::new(|typed: &std::ffi::OsStr| {
+        let typed = format!("/{}", typed.to_string_lossy().trim_start_matches('/'));
+        let directory = typed.rfind('/').map_or("/", |slash| &typed[..=slash]);
+        let path = directory.trim_matches('/');
+        let node = client().and_then(|client| client.glance_at(routes::TREE, &[path]).ok());
+        let entries = node
+            .map(|node| node.entries)
+            .unwrap_or_default()
+            .into_iter();
+        let paths = entries.map(|entry| format!("{directory}{}", entry.shown_name()));
+        paths
+            .filter(|path| path.starts_with(&typed))
+            .map(CompletionCandidate::new)
+            .collect()
     })
 }
 

@@ -47,6 +47,11 @@ pub(crate) fn config_reference() -> String {
     tidegate_daemon::config_reference()
 }
 
+/// The files of the control tree, in Markdown.
+pub(crate) fn control_tree_reference() -> String {
+    tidegate_daemon::control_tree_reference()
+}
+
 /// The list of metrics, in Markdown.
 pub(crate) fn metrics_reference() -> String {
     tidegate_daemon::metrics_reference()

@@ -98,7 +98,7 @@ impl Man {
 #[derive(Debug, Args)]
 #[command(hide = true)]
 pub(crate) struct InternalDocs {
-    /// The directory: cli.md, config.md, openapi.json and metrics.md go there
+    /// The directory: cli.md, config.md, control-tree.md, openapi.json and metrics.md go there
     dir: PathBuf,
 }
 
@@ -109,6 +109,7 @@ impl InternalDocs {
         for (file, text) in [
             ("cli.md", cli_reference(root)),
             ("config.md", daemon::config_reference()),
+            ("control-tree.md", daemon::control_tree_reference()),
             ("openapi.json", daemon::openapi_json()),
             ("metrics.md", daemon::metrics_reference()),
         ] {

@@ -29,6 +29,7 @@ mod filter;
 mod group;
 mod job;
 mod lab;
+mod mount;
 mod output;
 mod prompt;
 mod serve;
@@ -36,7 +37,9 @@ mod session;
 mod stats;
 mod status;
 mod table;
+mod thread;
 mod top;
+mod tree;
 mod yaml;
 
 /// Ends with what is wrong with the command line. A root that comes from the environment counts as typed to clap, which then

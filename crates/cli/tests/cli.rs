@@ -3,6 +3,8 @@
 //! Each test has a root of its own with a daemon that is played by `stage`: what is tested is what the program asks
 //! and what it makes of the answers. The real daemon is met in `e2e`.
 
+#[path = "cli/control_tree.rs"]
+mod control_tree;
 #[path = "cli/piped.rs"]
 mod piped;
 #[path = "cli/refusals.rs"]

@@ -7,6 +7,7 @@ import { HostPage } from "./host.js";
 import { DatastorePage } from "./datastore.js";
 import { DiskPage } from "./disk.js";
 import { CachesPage } from "./caches.js";
+import { ThreadsPage } from "./threads.js";
 import { EventsPage } from "./events.js";
 
 const main = document.getElementById("page");
@@ -23,7 +24,7 @@ let unread = 0;
 
 function where() {
   const [kind, name] = location.hash.replace(/^#\/?/, "").split("/");
-  const known = { "": "host", datastore: "datastore", disk: "disk", caches: "caches", events: "events" };
+  const known = { "": "host", datastore: "datastore", disk: "disk", caches: "caches", threads: "threads", events: "events" };
   return { kind: known[kind] || "host", name: name ? decodeURIComponent(name) : null };
 }
 
@@ -32,9 +33,9 @@ function open() {
   page?.close();
   main.replaceChildren();
   live.look(place.kind === "disk" ? place.name : null);
-  const pages = { host: HostPage, datastore: DatastorePage, disk: DiskPage, caches: CachesPage, events: EventsPage };
+  const pages = { host: HostPage, datastore: DatastorePage, disk: DiskPage, caches: CachesPage, threads: ThreadsPage, events: EventsPage };
   page = new pages[place.kind](main, place.name);
-  document.title = `${place.name || { host: "Host", caches: "Flash caches", events: "Events" }[place.kind]} · Tidegate`;
+  document.title = `${place.name || { host: "Host", caches: "Flash caches", threads: "I/O threads", events: "Events" }[place.kind]} · Tidegate`;
   if (place.kind === "events") unread = 0;
   tellPages();
   scrollTo(0, 0);
@@ -47,6 +48,7 @@ function tellPages() {
     link("Host", "#/", place.kind === "host"),
     ...datastores.map((name) => link(name, `#/datastore/${encodeURIComponent(name)}`, place.kind === "datastore" && place.name === name)),
     (caches > 0 || place.kind === "caches") && link("Flash caches", "#/caches", place.kind === "caches"),
+    link("I/O threads", "#/threads", place.kind === "threads"),
     place.kind === "disk" && link(place.name, location.hash, true),
     link(unread ? `Events (${unread})` : "Events", "#/events", place.kind === "events"),
   ].filter(Boolean);
@@ -126,6 +128,7 @@ function key(event) {
     h: () => { location.hash = "#/"; },
     e: () => { location.hash = "#/events"; },
     c: () => { location.hash = "#/caches"; },
+    t: () => { location.hash = "#/threads"; },
     d: () => {
       const at = place.kind === "datastore" ? datastores.indexOf(place.name) : -1;
       if (datastores.length) location.hash = `#/datastore/${encodeURIComponent(datastores[(at + 1) % datastores.length])}`;

@@ -75,7 +75,14 @@ export class HostPage {
     [rate(sum((disk) => disk.did.iops)), bandwidth(sum((disk) => disk.did.bytes)), count(sum((disk) => disk.did.outstanding)),
       String(disks.length), held ? `${held} of ${disks.length}` : "none",
     ].forEach((text, nth) => say(this.tiles[nth].value, text));
-    for (const thread of threads) this.#thread(at, thread, disks.filter((disk) => disk.thread === thread.thread));
+    const used = threads.filter((thread) => thread.state !== "parked");
+    for (const thread of used) this.#thread(at, thread, disks.filter((disk) => disk.thread === thread.thread));
+    for (const [number, card] of this.threads) {
+      if (used.some((thread) => thread.thread === number)) continue;
+      card.observer.disconnect();
+      card.node.remove();
+      this.threads.delete(number);
+    }
     const names = new Set(datastores.map((one) => one.name));
     for (const one of datastores) this.#store(one, disks.filter((disk) => disk.datastore === one.name));
     for (const [name, card] of this.stores) {
@@ -100,7 +107,7 @@ export class HostPage {
       { fill: "url(#p-spin)", part: thread.spinning, name: `polling ${percent(thread.spinning)}` },
     ];
         const words = `busy ${percent(thread.busy)}, polling ${percent(thread.spinning)}, sleeping ${percent(asleep)}`;
-    say(card.busy, `${percent(thread.busy)} busy`);
+    say(card.busy, `${thread.state === "active" ? "" : `${stateOfThread(thread)} · `}${percent(thread.busy)} busy`);
     card.node.classList.toggle("full", thread.busy >= 0.9);
     say(card.words, `${thread.busy >= 0.9 ? "⚠ fully busy · " : ""}polling ${percent(thread.spinning)} · sleeping ${percent(asleep)} · ${rate(disks.reduce((all, disk) => all + disk.did.iops, 0))}`);
     card.bar.setAttribute("aria-label", `I/O thread ${thread.thread}: ${words}`);
@@ -128,7 +135,7 @@ export class HostPage {
       past: [], parts: [], width: 0, key: null, all: false,
     };
     card.node = h("article", { class: "card", "data-thread": number },
-      h("header", {}, h("h3", {}, `I/O thread ${number}`), card.busy), card.bar, card.words, card.spark, card.chips);
+      h("header", {}, h("h3", {}, h("a", { href: "#/threads" }, `I/O thread ${number}`)), card.busy), card.bar, card.words, card.spark, card.chips);
     card.draw = () => {
       if (!card.width) return;
       bar(card.bar, card.width, 18, card.parts);
@@ -155,6 +162,11 @@ export class HostPage {
       : `latency ${time(store.latency_us)}, threshold ${time(store.threshold_us)}`);
     say(card.more, `${disks.length} disk${disks.length === 1 ? "" : "s"} here · ${store.hosts.length} host${store.hosts.length === 1 ? "" : "s"} · ${count(store.in_flight)} in flight, window ${count(store.window_all)}`);
   }
+}
+
+/** The state of an I/O thread: a sign and a word. */
+export function stateOfThread({ state }) {
+  return { active: "✓ active", locked: "⊘ locked", draining: "… draining", parked: "· parked" }[state];
 }
 
 /** Whether a datastore is congested, as a badge. */

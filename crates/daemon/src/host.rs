@@ -37,6 +37,7 @@ mod flash;
 mod joined;
 mod orders;
 mod refusals;
+mod threads;
 
 pub(crate) use flash::OpenFlash;
 use joined::Joined;
@@ -82,7 +83,6 @@ pub(crate) struct Disk {
     disk: tidegate_engine::Disk,
     read_only: bool,
     seen: Joined,
-    thread: u32,
 }
 
 /// State of a disk's lease.
@@ -101,11 +101,6 @@ pub(crate) enum LeaseState {
 pub(crate) struct Thread {
     pub(crate) thread: u32,
     pub(crate) cpu: Option<u32>,
-    pub(crate) age: Span,
-    pub(crate) busy: Span,
-    pub(crate) polling: Span,
-    pub(crate) turns: u64,
-    pub(crate) wakes: u64,
     pub(crate) strays: u64,
     /// Its disks.
     pub(crate) disks: Vec<(Key, Counted)>,
@@ -205,7 +200,6 @@ impl Host {
             },
         })?;
         Ok(Disk {
-            thread: u32::try_from(disk.thread()).unwrap_or(u32::MAX),
             disk,
             read_only: plan.read_only,
             seen,
@@ -217,13 +211,8 @@ impl Host {
         let asked = self.with(|engine| engine.ask_threads().map_err(|e| unasked(&e)))?;
         let reports = asked.wait().map_err(|e| unasked(&e))?;
         let tell = |(nth, report): (usize, tidegate_engine::ThreadReport)| Thread {
-            thread: u32::try_from(nth).unwrap_or(u32::MAX),
-            cpu: (!self.cpus.is_empty()).then(|| self.cpus[nth % self.cpus.len()]),
-            age: report.age,
-            busy: report.busy,
-            polling: report.spinning,
-            turns: report.turns,
-            wakes: report.wakes,
+            thread: threads::number(nth),
+            cpu: self.thread_cpu(threads::number(nth)),
             strays: report.strays,
             disks: report
                 .disks
@@ -446,7 +435,7 @@ impl Disk {
 
     /// The I/O thread that serves it.
     pub(crate) fn thread(&self) -> u32 {
-        self.thread
+        threads::number(self.disk.thread())
     }
 
     /// Size of its image in bytes when it was opened.

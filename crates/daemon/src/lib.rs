@@ -12,6 +12,7 @@
 //! one, serve, reference       start and end; the references
 //! prepare, first_run          preparation of a start, and the first run
 //! rest                        the REST interface, its listeners, the dashboard's listener and guard
+//! tree                        the control tree
 //! daemon                      state, monitor and dashboard of the daemon that serves
 //! observe                     statistics, metrics, events, explanations, the log, the dashboard's data
 //! services                    services that the parts above share
@@ -23,7 +24,8 @@
 //! ```
 //!
 //! The command line needs [`serve()`], [`serve_one`], [`Root`] (to find the socket) and the references that become
-//! documents: [`openapi_json`], [`metrics_reference`], [`config_reference`].
+//! documents: [`openapi_json`], [`metrics_reference`], [`config_reference`],
+//! [`control_tree_reference`].
 
 #![forbid(unsafe_code)]
 
@@ -50,9 +52,10 @@ mod serve;
 mod services;
 mod store;
 mod text;
+mod tree;
 
 pub use config::root::Root;
 pub use one::{OneOptions, serve_one};
 pub use prepare::{ServeOptions, check_config, read_config_file};
-pub use reference::{config_reference, metrics_reference, openapi_json};
+pub use reference::{config_reference, control_tree_reference, metrics_reference, openapi_json};
 pub use serve::serve;

@@ -1,5 +1,5 @@
 //! Reference documents that are generated from the program itself, so that they are correct: configuration, metrics,
-//! REST.
+//! REST, the control tree.
 
 use std::fmt::Write;
 
@@ -7,10 +7,16 @@ use tidegate_api::config::Config;
 
 use crate::observe::metrics;
 use crate::rest;
+use crate::tree;
 
 /// The REST interface as an OpenAPI 3.1 document.
 pub fn openapi_json() -> String {
     rest::document()
+}
+
+/// The control tree, as a page of the manual.
+pub fn control_tree_reference() -> String {
+    tree::reference()
 }
 
 /// All metrics, as a page of the manual.

@@ -41,6 +41,8 @@ mod groups;
 mod jobs;
 mod layouts;
 mod stats;
+mod threads;
+mod tree;
 
 /// The largest request body: far more than any command needs.
 pub(crate) const BODY: usize = 256 << 10;
@@ -65,6 +67,8 @@ fn routes() -> Routes {
         .merge(stats::routes())
         .merge(explain::routes())
         .merge(events::routes())
+        .merge(threads::routes())
+        .merge(tree::routes())
 }
 
 /// The daemon's whole HTTP interface: the documented routes and the dashboard's.
@@ -250,10 +254,12 @@ struct Document;
 
 /// The OpenAPI document, as `/openapi.json` serves it and `docs/` stores it.
 pub(crate) fn document() -> String {
-    let mut text = routes()
+    let text = routes()
         .into_openapi()
         .to_pretty_json()
         .expect("the document is plain data");
+    // OpenAPI has no wildcards: a path in the path is a parameter like others.
+    let mut text = text.replace("{*", "{");
     text.push('\n');
     text
 }

@@ -98,12 +98,17 @@ pub(super) const DISKS: [Column<DiskStats>; 16] = columns! {
 };
 
 /// Columns of I/O threads.
-pub(super) const THREADS: [Column<ThreadStats>; 9] = columns! {
+pub(super) const THREADS: [Column<ThreadStats>; 14] = columns! {
     "THREAD" "thread" 6 Text "the I/O thread" |t| Cell::Text(format!("{:>3}", t.thread));
+    "STATE" "state" 8 Text "active, locked or draining" |t| Cell::Text(t.state.as_str().to_owned());
     "CPU" "cpu" 4 Text "the CPU that it is pinned to" |t| Cell::Text(t.cpu.map_or_else(figures::dash, |c| c.to_string()));
     "REQ/S" "requests_per_s" 7 Count "requests answered a second" |t| Cell::Number(t.requests_per_s);
     "BUSY" "busy_ratio" 5 Percent "time spent on requests" |t| Cell::Number(t.busy_ratio);
     "POLL" "polling_ratio" 5 Percent "time spent polling without requests" |t| Cell::Number(t.polling_ratio);
+    "SLEEP" "sleeping_ratio" 5 Percent "time spent asleep" |t| Cell::Number(t.sleeping_ratio);
+    "LOST" "run_delay_ratio" 5 Percent "of these, time in which others had its CPU" |t| Cell::Number(t.run_delay_ratio);
+    "QD50" "queue_delay_p50_us" 7 Time "median queueing delay: how long requests waited until it saw them" |t| Cell::Number(t.queue_delay_p50_us);
+    "QD99" "queue_delay_p99_us" 7 Time "queueing delay, 99th percentile" |t| Cell::Number(t.queue_delay_p99_us);
     "TURNS" "turns_total" 8 Count "turns of its loop" |t| Cell::Number(figures::to_f64(t.turns_total));
     "WAKES" "wakeups_total" 8 Count "wake-ups from sleep" |t| Cell::Number(figures::to_f64(t.wakeups_total));
     "DISKS" "disks" 5 Count "number of disks that it serves" |t| Cell::Number(figures::to_f64(t.disks.len() as u64));

@@ -11,6 +11,7 @@ use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_api::stats::{DiskStats, LatencySummary, OpStats, Sample, StageLatency, ThreadStats};
+use tidegate_api::thread::ThreadState;
 use tidegate_api::units::Span;
 
 use super::screen::{Act, Overlay, Pace, Screen, View};
@@ -68,6 +69,7 @@ fn disk(name: &str, reads: f64, writes: f64, mean_us: f64) -> DiskStats {
 fn sample() -> Sample {
     let thread = |thread, busy_ratio| ThreadStats {
         thread,
+        state: ThreadState::Active,
         cpu: Some(thread + 2),
         disks: vec!["backup".parse().unwrap(), "db1".parse().unwrap()],
         window_s: 1.0,
@@ -75,6 +77,10 @@ fn sample() -> Sample {
         requests_per_s: 51_234.0,
         busy_ratio,
         polling_ratio: 0.2,
+        sleeping_ratio: (0.8 - busy_ratio).max(0.0),
+        run_delay_ratio: 0.01,
+        queue_delay_p50_us: 4.0,
+        queue_delay_p99_us: 38.0,
         turns_total: 4_000_000,
         wakeups_total: 1234,
     };
@@ -151,7 +157,7 @@ fn disks_threads_stages_and_help_look_as_they_did() {
     matches_its_snapshot("help", &picture(&screen, 100, 30));
     press(&mut screen, KeyCode::Char('h'));
     press(&mut screen, KeyCode::Char('t'));
-    matches_its_snapshot("threads", &picture(&screen, 100, 8));
+    matches_its_snapshot("threads", &picture(&screen, 132, 8));
 }
 
 #[test]

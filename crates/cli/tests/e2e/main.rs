@@ -10,6 +10,7 @@
 
 mod bad_luck;
 mod changes;
+mod control_tree;
 mod crash;
 mod curve;
 mod dashboard;
@@ -17,6 +18,7 @@ mod dashboard_caches;
 mod dashboard_form;
 mod dashboard_hosts;
 mod dashboard_live;
+mod dashboard_threads;
 mod detaching;
 mod explained;
 mod first_minute;

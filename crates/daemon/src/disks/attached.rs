@@ -526,6 +526,11 @@ impl Attached {
         self.disk.thread()
     }
 
+    /// Moves it to another I/O thread.
+    pub(crate) fn move_to_thread(&self, thread: u32) -> Outcome<tidegate_engine::Moved> {
+        self.disk.move_to(thread)
+    }
+
     /// Size in bytes that guests see.
     pub(crate) fn size(&self) -> u64 {
         self.disk.size()

@@ -62,6 +62,7 @@ mod queue;
 mod relocate;
 mod remote_changes;
 mod replace_home;
+mod threads;
 mod timed_scan;
 mod transfer;
 

@@ -8,6 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use tidegate_api::name::Name;
 use tidegate_api::stats::{DiskStats, Sample};
+use tidegate_api::thread::ThreadState;
 
 use crate::disks::counters::DiskCounters;
 use crate::host;
@@ -35,10 +36,12 @@ impl Counters {
             let old = before.and_then(|b| b.threads.iter().find(|old| old.thread == now.thread));
             sample::thread(now, old)
         };
+        let used = self.threads.iter();
+        let used = used.filter(|it| it.state != ThreadState::Parked);
         Sample {
             at_ms: self.at_ms,
             disks: self.disks.iter().map(disk).collect(),
-            threads: self.threads.iter().map(thread).collect(),
+            threads: used.map(thread).collect(),
         }
     }
 }
@@ -55,7 +58,10 @@ impl Services {
             .collect();
         let mut disks = Vec::new();
         let mut threads = Vec::new();
-        for report in self.disk_service.host().threads()? {
+        let host = self.disk_service.host();
+        let activities = host.statistics()?.threads();
+        let told = host.thread_states()?.into_iter().zip(activities);
+        for (report, (state, did)) in host.threads()?.into_iter().zip(told) {
             let mut names = Vec::new();
             let mut requests = 0;
             for (key, counted) in report.disks {
@@ -70,14 +76,18 @@ impl Services {
             names.sort();
             threads.push(ThreadMoment {
                 thread: report.thread,
+                state,
                 cpu: report.cpu,
                 disks: names,
-                age_ns: report.age.as_nanos(),
-                busy_ns: report.busy.as_nanos(),
-                polling_ns: report.polling.as_nanos(),
+                age_ns: did.age.as_nanos(),
+                busy_ns: did.busy.as_nanos(),
+                polling_ns: did.spinning.as_nanos(),
+                sleeping_ns: did.sleeping.as_nanos(),
+                run_delay_ns: did.run_delay.as_nanos(),
+                delays: did.delays,
                 requests,
-                turns: report.turns,
-                wakes: report.wakes,
+                turns: did.turns,
+                wakes: did.wakes.sum(),
                 strays: report.strays,
             });
         }

@@ -539,11 +539,15 @@ mod tests {
     fn facts() -> Facts {
         let thread = ThreadMoment {
             thread: 0,
+            state: tidegate_api::thread::ThreadState::Active,
             cpu: None,
             disks: vec!["a".parse().unwrap()],
             age_ns: 2_000_000_000,
             busy_ns: 500_000_000,
             polling_ns: 0,
+            sleeping_ns: 1_500_000_000,
+            run_delay_ns: 0,
+            delays: Default::default(),
             requests: 0,
             turns: 7,
             wakes: 3,

@@ -11,11 +11,13 @@ use std::sync::Arc;
 
 use tidegate_api::name::Name;
 use tidegate_api::stats::{DiskStats, LatencySummary, OpStats, StageLatency, ThreadStats};
+use tidegate_api::thread::ThreadState;
 use tidegate_core::filter::stats::{Class, OpCounts, Stage, StatsReport};
 use tidegate_core::histogram::Histogram;
 use tidegate_core::request::Op;
 use tidegate_core::units::Span;
 use tidegate_engine::control::{Report, Used};
+use tidegate_engine::counters::DelayHistogram;
 
 use crate::disks::counters::DiskCounters;
 use crate::host::Key;
@@ -25,12 +27,18 @@ use crate::text::float;
 #[derive(Clone, Debug)]
 pub(crate) struct ThreadMoment {
     pub(crate) thread: u32,
+    pub(crate) state: ThreadState,
     pub(crate) cpu: Option<u32>,
     pub(crate) disks: Vec<Name>,
     /// Time since it started.
     pub(crate) age_ns: u64,
     pub(crate) busy_ns: u64,
     pub(crate) polling_ns: u64,
+    pub(crate) sleeping_ns: u64,
+    /// Time in which it could run and others had its CPU.
+    pub(crate) run_delay_ns: u64,
+    /// How long requests waited, at most, until it saw them.
+    pub(crate) delays: DelayHistogram,
     pub(crate) requests: u64,
     pub(crate) turns: u64,
     pub(crate) wakes: u64,
@@ -120,8 +128,14 @@ pub(crate) fn thread(now: &ThreadMoment, before: Option<&ThreadMoment>) -> Threa
     let since =
         |field: fn(&ThreadMoment) -> u64| field(now).saturating_sub(before.map_or(0, field));
     let age = since(|t| t.age_ns);
+    let delays = match before {
+        Some(before) => now.delays.since(&before.delays),
+        None => now.delays.clone(),
+    };
+    let delay_us = |permyriad| float(delays.quantile(permyriad).as_nanos()) / 1e3;
     ThreadStats {
         thread: now.thread,
+        state: now.state,
         cpu: now.cpu,
         disks: now.disks.clone(),
         window_s: seconds(age),
@@ -129,6 +143,10 @@ pub(crate) fn thread(now: &ThreadMoment, before: Option<&ThreadMoment>) -> Threa
         requests_per_s: ratio(since(|t| t.requests), age) * 1e9,
         busy_ratio: ratio(since(|t| t.busy_ns), age).min(1.0),
         polling_ratio: ratio(since(|t| t.polling_ns), age).min(1.0),
+        sleeping_ratio: ratio(since(|t| t.sleeping_ns), age).min(1.0),
+        run_delay_ratio: ratio(since(|t| t.run_delay_ns), age).min(1.0),
+        queue_delay_p50_us: delay_us(5_000),
+        queue_delay_p99_us: delay_us(9_900),
         turns_total: now.turns,
         wakeups_total: now.wakes,
     }
@@ -272,11 +290,15 @@ mod tests {
     fn moment(age_ns: u64, busy_ns: u64, requests: u64) -> ThreadMoment {
         ThreadMoment {
             thread: 0,
+            state: ThreadState::Active,
             cpu: None,
             disks: vec![],
             age_ns,
             busy_ns,
             polling_ns: 0,
+            sleeping_ns: age_ns - busy_ns,
+            run_delay_ns: 0,
+            delays: DelayHistogram::default(),
             requests,
             turns: 0,
             wakes: 0,
@@ -292,6 +314,7 @@ mod tests {
         assert_eq!(stats.window_s, 2.0);
         assert_eq!(stats.requests_per_s, 10_000.0);
         assert_eq!(stats.busy_ratio, 0.25);
+        assert_eq!(stats.sleeping_ratio, 0.75);
         assert_eq!(stats.requests_total, 25_000);
     }
 

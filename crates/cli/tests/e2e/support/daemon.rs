@@ -62,6 +62,11 @@ impl Daemon {
         daemon
     }
 
+    /// Its root.
+    pub(crate) fn root(&self) -> &str {
+        &self.root
+    }
+
     /// Its process's number.
     pub(crate) fn id(&self) -> u32 {
         self.service.id()

@@ -52,6 +52,7 @@ files! {
     "curve.js" "text/javascript; charset=utf-8";
     "policy.js" "text/javascript; charset=utf-8";
     "caches.js" "text/javascript; charset=utf-8";
+    "threads.js" "text/javascript; charset=utf-8";
     "events.js" "text/javascript; charset=utf-8";
 }
 

@@ -17,6 +17,7 @@ use serde::{Serialize, Serializer};
 use tidegate_api::explain::Cause;
 use tidegate_api::iocontrol::IoControlMode;
 use tidegate_api::name::Name;
+use tidegate_api::thread::ThreadState;
 use tidegate_core::governor::{self, Threshold};
 use tidegate_core::units::{Span, Time};
 use tidegate_engine::control::Report;
@@ -37,7 +38,7 @@ use crate::text::hex;
 const COST: f64 = 256.0;
 
 /// The columns of a row of `threads`.
-pub(crate) const THREADS: [&str; 4] = ["thread", "busy", "spinning", "disks"];
+pub(crate) const THREADS: [&str; 5] = ["thread", "busy", "spinning", "disks", "state"];
 
 /// The columns of a row of `datastores`.
 pub(crate) const DATASTORES: [&str; 17] = [
@@ -130,7 +131,7 @@ pub(crate) struct Second<'a> {
 }
 
 #[derive(Serialize)]
-struct ThreadRow(u32, f64, f64, usize);
+struct ThreadRow(u32, f64, f64, usize, ThreadState);
 
 #[derive(Serialize)]
 struct DatastoreRow<'a>(
@@ -258,6 +259,7 @@ impl Look for HostSample {
     fn look(&mut self, monitor: &Monitor) -> Outcome<Frame> {
         let reports = monitor.control_reports();
         let standing = monitor.standing(&reports)?;
+        let states = monitor.services().disk_service.host().thread_states()?;
         // For the first sample, the monitor has recent counters of all disks.
         let before = self.disks.take().unwrap_or_else(|| {
             let seen = |live: &Attached| Some(seen(live, monitor.last(live)?));
@@ -266,7 +268,7 @@ impl Look for HostSample {
         });
         let second = Second {
             at: now_ms(),
-            threads: threads(&standing, &self.threads),
+            threads: threads(&standing, &self.threads, &states),
             datastores: reports.iter().map(datastore).collect(),
             disks: disks(&standing, &before),
         };
@@ -286,8 +288,8 @@ fn seen(live: &Attached, beat: Beat) -> Seen {
     }
 }
 
-fn threads(standing: &Standing, before: &[Worked]) -> Vec<ThreadRow> {
-    let row = |now: &Worked| {
+fn threads(standing: &Standing, before: &[Worked], states: &[ThreadState]) -> Vec<ThreadRow> {
+    let row = |(now, state): (&Worked, &ThreadState)| {
         let then = before.iter().find(|then| then.thread == now.thread);
         let then = then.copied().unwrap_or_default();
         let since = |now: Span, then: Span| now.as_nanos().saturating_sub(then.as_nanos());
@@ -301,9 +303,10 @@ fn threads(standing: &Standing, before: &[Worked]) -> Vec<ThreadRow> {
             disks
                 .filter(|(live, _)| live.thread() == now.thread)
                 .count(),
+            *state,
         )
     };
-    standing.threads.iter().map(row).collect()
+    standing.threads.iter().zip(states).map(row).collect()
 }
 
 fn datastore<'a>((name, report): (&'a Name, &'a Report)) -> DatastoreRow<'a> {
@@ -462,7 +465,7 @@ mod tests {
         let row = serde_json::to_value(disk).unwrap();
         assert_eq!(row[DISKS.len() - 1].as_array().unwrap().len(), DID.len());
         assert_eq!(columns(row), DISKS.len());
-        let thread = serde_json::to_value(ThreadRow(0, 0.0, 0.0, 0)).unwrap();
+        let thread = serde_json::to_value(ThreadRow(0, 0.0, 0.0, 0, ThreadState::Active)).unwrap();
         assert_eq!(columns(thread), THREADS.len());
         let host = HostRow(String::new(), 0.0, false, 0.0, 0.0, 0.0, 0.0, 0);
         assert_eq!(columns(serde_json::to_value(host).unwrap()), HOSTS.len());

@@ -1,0 +1,199 @@
+//! The daemon as the control tree sees it: what its files show, and the commands behind those that are written.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use tidegate_api::disk::ClientKind;
+use tidegate_api::name::Name;
+use tidegate_api::thread::{DiskThread, Thread};
+use tidegate_engine::counters::QueueActivity;
+use tidegate_engine::guests::count_vcpus;
+
+use crate::clock;
+use crate::disks::disk_service::DiskService;
+use crate::os_error::Outcome;
+
+/// See the module.
+pub(crate) trait Controlled {
+    /// The time of the monotonic clock, in nanoseconds.
+    fn now_ns(&self) -> u64;
+    /// All I/O threads, by number.
+    fn threads(&self) -> Outcome<Vec<Thread>>;
+    /// Takes a parked I/O thread into use, and returns its number.
+    fn create_thread(&self) -> Outcome<u32>;
+    /// Parks a locked I/O thread without disks.
+    fn remove_thread(&self, thread: u32) -> Outcome<()>;
+    /// Locks an I/O thread.
+    fn lock_thread(&self, thread: u32) -> Outcome<()>;
+    /// Unlocks an I/O thread.
+    fn unlock_thread(&self, thread: u32) -> Outcome<()>;
+    /// Chooses the I/O thread for new disks; `None`: the active one with the fewest.
+    fn set_default_thread(&self, thread: Option<u32>) -> Outcome<()>;
+    /// The attached disks.
+    fn devices(&self) -> Vec<Name>;
+    /// One of them.
+    fn device(&self, name: &Name) -> Outcome<Device>;
+    /// Moves a disk to another I/O thread.
+    fn move_device(&self, name: &Name, thread: u32) -> Outcome<DiskThread>;
+    /// What the queues of a disk have done, and last its NBD connections together.
+    fn queues(&self, name: &Name) -> Outcome<Vec<(Queue, QueueActivity)>>;
+    /// The virtual machines that are connected, by process.
+    fn machines(&self) -> Vec<Machine>;
+}
+
+/// The device of an attached disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Device {
+    pub(crate) datastore: Name,
+    pub(crate) thread: u32,
+    pub(crate) size_bytes: u64,
+    /// Queues that a virtual machine may use.
+    pub(crate) queues: u16,
+    /// Connected clients of any kind.
+    pub(crate) clients: usize,
+    /// The processes of the virtual machines that are connected.
+    pub(crate) owners: Vec<u32>,
+}
+
+/// A queue of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Queue {
+    /// A virtual machine's, by number.
+    Ring(u32),
+    /// All NBD connections.
+    Connections,
+}
+
+impl Queue {
+    /// The queue of this word in a path.
+    pub(crate) fn of(word: &str) -> Option<Queue> {
+        match word {
+            "nbd" => Some(Queue::Connections),
+            _ => super::number(word).map(Queue::Ring),
+        }
+    }
+}
+
+impl fmt::Display for Queue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Queue::Ring(number) => write!(f, "{number}"),
+            Queue::Connections => f.write_str("nbd"),
+        }
+    }
+}
+
+/// A virtual machine that is connected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Machine {
+    pub(crate) pid: u32,
+    /// Its vCPUs, if its front end names their threads.
+    pub(crate) vcpus: Option<u32>,
+    /// The disks that it uses, in the order of their names.
+    pub(crate) devices: Vec<Name>,
+}
+
+impl Controlled for DiskService {
+    fn now_ns(&self) -> u64 {
+        clock::now().as_nanos()
+    }
+
+    fn threads(&self) -> Outcome<Vec<Thread>> {
+        DiskService::threads(self)
+    }
+
+    fn create_thread(&self) -> Outcome<u32> {
+        DiskService::create_thread(self)
+    }
+
+    fn remove_thread(&self, thread: u32) -> Outcome<()> {
+        DiskService::remove_thread(self, thread)
+    }
+
+    fn lock_thread(&self, thread: u32) -> Outcome<()> {
+        DiskService::lock_thread(self, thread)
+    }
+
+    fn unlock_thread(&self, thread: u32) -> Outcome<()> {
+        DiskService::unlock_thread(self, thread)
+    }
+
+    fn set_default_thread(&self, thread: Option<u32>) -> Outcome<()> {
+        DiskService::set_default_thread(self, thread)
+    }
+
+    fn devices(&self) -> Vec<Name> {
+        self.live().names()
+    }
+
+    fn device(&self, name: &Name) -> Outcome<Device> {
+        let disk = self.must_be_attached(name)?;
+        let clients = disk.clients();
+        let mut owners: Vec<u32> = clients
+            .iter()
+            .filter(|client| client.kind == ClientKind::VhostUser)
+            .filter_map(|client| pid(&client.peer))
+            .collect();
+        owners.sort_unstable();
+        owners.dedup();
+        Ok(Device {
+            datastore: disk.datastore().clone(),
+            thread: disk.thread(),
+            size_bytes: disk.size(),
+            queues: disk.descriptor().map_or(1, |descriptor| descriptor.queues),
+            clients: clients.len(),
+            owners,
+        })
+    }
+
+    fn move_device(&self, name: &Name, thread: u32) -> Outcome<DiskThread> {
+        self.move_to_thread(name, thread)
+    }
+
+    fn queues(&self, name: &Name) -> Outcome<Vec<(Queue, QueueActivity)>> {
+        let key = self.must_be_attached(name)?.key();
+        let all = self.host().statistics()?.disks().into_iter();
+        // A disk that is being detached has none.
+        let of = all.filter(|it| it.disk == key).flat_map(|it| {
+            let rings = (0..).map(Queue::Ring).zip(it.queues);
+            rings.chain([(Queue::Connections, it.connections)])
+        });
+        Ok(of.collect())
+    }
+
+    fn machines(&self) -> Vec<Machine> {
+        let mut machines: BTreeMap<u32, Vec<Name>> = BTreeMap::new();
+        for name in self.devices() {
+            // A disk that was detached meanwhile is left out.
+            let owners = self.device(&name).map(|device| device.owners);
+            for pid in owners.unwrap_or_default() {
+                machines.entry(pid).or_default().push(name.clone());
+            }
+        }
+        let all = machines.into_iter();
+        let machine = |(pid, devices)| Machine {
+            pid,
+            vcpus: count_vcpus(pid),
+            devices,
+        };
+        all.map(machine).collect()
+    }
+}
+
+/// The process in the description of a client: `pid 4242 uid 1000`.
+fn pid(peer: &str) -> Option<u32> {
+    peer.strip_prefix("pid ")?.split(' ').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_process_of_a_client_is_read_from_its_description() {
+        assert_eq!(pid("pid 4242 uid 1000"), Some(4242));
+        for peer in ["uid 1000", "unknown", "[::1]:3000", "pid ", "pid -1 uid 0"] {
+            assert_eq!(pid(peer), None, "{peer}");
+        }
+    }
+}

@@ -1,0 +1,497 @@
+//! The control tree on a daemon that is played: its files, its refusals, and random paths and values.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use tidegate_api::thread::{DiskThread, ThreadState};
+use tidegate_core::units::Span;
+use tidegate_engine::counters::{DelayHistogram, QueueActivity};
+
+use super::controlled::Device;
+use super::*;
+use crate::os_error;
+
+/// A daemon with three I/O threads and two disks, and the rules of the engine.
+#[derive(Debug)]
+struct Played(RefCell<State>);
+
+#[derive(Clone, Debug, PartialEq)]
+struct State {
+    threads: Vec<ThreadState>,
+    default: Option<u32>,
+    disks: BTreeMap<Name, u32>,
+}
+
+fn name(text: &str) -> Name {
+    text.parse().unwrap()
+}
+
+fn busy<T>(why: &str) -> Outcome<T> {
+    Err(Problem::new(ProblemCode::Busy, why).remedy("do something else"))
+}
+
+impl Played {
+    fn new() -> Played {
+        Played(RefCell::new(State {
+            threads: vec![
+                ThreadState::Active,
+                ThreadState::Active,
+                ThreadState::Parked,
+            ],
+            default: None,
+            disks: BTreeMap::from([(name("db1"), 0), (name("N"), 1)]),
+        }))
+    }
+
+    fn state(&self) -> State {
+        self.0.borrow().clone()
+    }
+
+    /// Changes the state of a thread from one of `from`.
+    fn turn(&self, thread: u32, from: &[ThreadState], to: ThreadState) -> Outcome<()> {
+        let mut state = self.0.borrow_mut();
+        let state = &mut state.threads[thread as usize];
+        match from.contains(state) {
+            true => *state = to,
+            false => return busy("it is in another state"),
+        }
+        Ok(())
+    }
+
+    fn must_be_a_thread(&self, thread: u32) -> Outcome<()> {
+        thread_of(self, thread).map(drop)
+    }
+}
+
+impl Controlled for Played {
+    fn now_ns(&self) -> u64 {
+        17
+    }
+
+    fn threads(&self) -> Outcome<Vec<Thread>> {
+        let state = self.0.borrow();
+        let thread = |(thread, of): (u32, &ThreadState)| Thread {
+            thread,
+            state: *of,
+            is_default: state.default == Some(thread),
+            cpu: (thread == 1).then_some(3),
+            disks: state
+                .disks
+                .iter()
+                .filter(|(_, on)| **on == thread)
+                .map(|(name, _)| name.clone())
+                .collect(),
+            age_ns_total: 60,
+            busy_ns_total: 10,
+            spin_ns_total: 20,
+            sleep_ns_total: 30,
+            cpu_ns_total: 25,
+            run_delay_ns_total: 6,
+            requests_total: 9,
+            turns_total: 4,
+            wakeups_total: 5,
+            stalls_total: 1,
+            longest_turn_us: 1.5,
+            queue_delay_p50_us: 0.25,
+            queue_delay_p99_us: 12.0,
+            moved_in_total: 2,
+            moved_out_total: 3,
+        };
+        Ok((0..).zip(&state.threads).map(thread).collect())
+    }
+
+    fn create_thread(&self) -> Outcome<u32> {
+        let mut state = self.0.borrow_mut();
+        let parked = state
+            .threads
+            .iter()
+            .position(|it| *it == ThreadState::Parked);
+        match parked {
+            Some(nth) => {
+                state.threads[nth] = ThreadState::Active;
+                Ok(u32::try_from(nth).unwrap())
+            }
+            None => busy("all I/O threads run"),
+        }
+    }
+
+    fn remove_thread(&self, thread: u32) -> Outcome<()> {
+        self.must_be_a_thread(thread)?;
+        if self.state().disks.values().any(|on| *on == thread) {
+            return busy("it has disks");
+        }
+        self.turn(thread, &[ThreadState::Locked], ThreadState::Parked)
+    }
+
+    fn lock_thread(&self, thread: u32) -> Outcome<()> {
+        let from = [ThreadState::Active, ThreadState::Locked];
+        self.turn(thread, &from, ThreadState::Locked)
+    }
+
+    fn unlock_thread(&self, thread: u32) -> Outcome<()> {
+        let from = [ThreadState::Active, ThreadState::Locked];
+        self.turn(thread, &from, ThreadState::Active)
+    }
+
+    fn set_default_thread(&self, thread: Option<u32>) -> Outcome<()> {
+        if let Some(thread) = thread {
+            self.must_be_a_thread(thread)?;
+            if self.state().threads[thread as usize] != ThreadState::Active {
+                return busy("it is not active");
+            }
+        }
+        self.0.borrow_mut().default = thread;
+        Ok(())
+    }
+
+    fn devices(&self) -> Vec<Name> {
+        self.state().disks.into_keys().collect()
+    }
+
+    fn device(&self, name: &Name) -> Outcome<Device> {
+        match self.state().disks.get(name) {
+            Some(thread) => Ok(Device {
+                datastore: "local".parse().unwrap(),
+                thread: *thread,
+                size_bytes: 1 << 30,
+                queues: 2,
+                clients: 3,
+                owners: vec![42, 43],
+            }),
+            None => {
+                Err(Problem::new(ProblemCode::NotFound, "it is not attached").remedy("attach it"))
+            }
+        }
+    }
+
+    fn move_device(&self, name: &Name, thread: u32) -> Outcome<DiskThread> {
+        let from = self.device(name)?.thread;
+        self.must_be_a_thread(thread)?;
+        if self.state().threads[thread as usize] != ThreadState::Active {
+            return Err(os_error::invalid("it is not active").remedy("name another"));
+        }
+        self.0.borrow_mut().disks.insert(name.clone(), thread);
+        Ok(DiskThread {
+            disk: name.clone(),
+            from,
+            thread,
+            pause_us: 12.34,
+            in_flight: 7,
+        })
+    }
+
+    fn queues(&self, name: &Name) -> Outcome<Vec<(Queue, QueueActivity)>> {
+        self.device(name)?;
+        let did = |requests| QueueActivity {
+            requests,
+            answered: requests,
+            bytes: 512 * requests,
+            outstanding: Span::from_micros(7),
+            busy: Span::from_micros(3),
+            kicks: 1,
+            calls: 0,
+            standing_since: None,
+            delays: DelayHistogram::default(),
+        };
+        Ok(vec![
+            (Queue::Ring(0), did(8)),
+            (Queue::Ring(1), did(0)),
+            (Queue::Connections, did(5)),
+        ])
+    }
+
+    fn machines(&self) -> Vec<Machine> {
+        vec![Machine {
+            pid: 42,
+            vcpus: Some(4),
+            devices: vec![name("db1")],
+        }]
+    }
+}
+
+fn text_of(on: &Played, path: &str) -> String {
+    read(on, path).unwrap().value.unwrap()
+}
+
+fn names_in(on: &Played, path: &str) -> Vec<String> {
+    let entries = read(on, path).unwrap().entries;
+    entries.into_iter().map(|entry| entry.name).collect()
+}
+
+fn errno(problem: Result<impl std::fmt::Debug, Problem>) -> &'static str {
+    problem.unwrap_err().errno.unwrap().as_str()
+}
+
+#[test]
+fn a_file_is_one_line_or_a_line_for_each_thing() {
+    let on = Played::new();
+    assert_eq!(text_of(&on, "/thread/0/state"), "active\n");
+    assert_eq!(text_of(&on, "thread/1/cpu"), "3\n");
+    assert_eq!(text_of(&on, "/thread/0/cpu"), "");
+    assert_eq!(text_of(&on, "/thread/0/disks"), "db1\n");
+    assert_eq!(text_of(&on, "/device/db1/owner"), "42\n43\n");
+    assert_eq!(text_of(&on, "/vm/42/vcpus"), "4\n");
+    assert_eq!(text_of(&on, "/vm/42/devices/"), "db1\n");
+    assert_eq!(text_of(&on, "/thread/default"), "auto\n");
+    assert_eq!(text_of(&on, "/thread/0/queue_delay_p99_us"), "12.0\n");
+    assert_eq!(text_of(&on, "/queue/db1.0/requests"), "8\n");
+    assert_eq!(text_of(&on, "/queue/db1.nbd/calls"), "0\n");
+    assert_eq!(text_of(&on, "/thread/active"), "2\n");
+    let node = read(&on, "/thread/create").unwrap();
+    assert_eq!((node.value, node.access), (None, TreeAccess::Write));
+}
+
+#[test]
+fn a_directory_lists_its_files_and_the_things_that_are_there() {
+    let on = Played::new();
+    assert_eq!(
+        names_in(&on, ""),
+        ["now_ns", "thread", "device", "queue", "vm"]
+    );
+    assert_eq!(
+        names_in(&on, "/thread"),
+        ["create", "remove", "default", "active", "0", "1", "2"]
+    );
+    assert_eq!(names_in(&on, "/device"), ["N", "db1"]);
+    let queues = ["N.0", "N.1", "N.nbd", "db1.0", "db1.1", "db1.nbd"];
+    assert_eq!(names_in(&on, "/queue"), queues);
+    assert_eq!(names_in(&on, "/vm/42"), ["vcpus", "devices"]);
+    assert_eq!(text_of(&on, "/device/N/thread"), "1\n");
+}
+
+#[test]
+fn every_listed_node_can_be_read_and_has_a_meaning() {
+    let on = Played::new();
+    let mut left = vec![String::new()];
+    let mut files = 0;
+    while let Some(path) = left.pop() {
+        let node = read(&on, &path).unwrap();
+        assert!(!node.about.is_empty(), "{path}");
+        for entry in node.entries {
+            let path = format!("{path}/{}", entry.name);
+            let inner = read(&on, &path).unwrap();
+            assert_eq!((inner.kind, inner.access), (entry.kind, entry.access));
+            assert_eq!(inner.path, path);
+            match entry.kind {
+                TreeKind::Directory => left.push(path),
+                TreeKind::File => {
+                    files += 1;
+                    assert_eq!(inner.value.is_some(), entry.access.reads(), "{path}");
+                }
+            }
+        }
+    }
+    assert!(files > NODES.len(), "each thread and disk has its files");
+}
+
+#[test]
+fn a_write_takes_effect_before_it_is_answered() {
+    let on = Played::new();
+    assert_eq!(write(&on, "/thread/create", "1\n").unwrap().result, "2");
+    assert_eq!(text_of(&on, "/thread/2/state"), "active\n");
+    let moved = write(&on, "/device/db1/thread", " 2 ").unwrap();
+    assert_eq!(moved.result, "pause_us 12.3");
+    assert_eq!(text_of(&on, "/thread/2/disks"), "db1\n");
+    write(&on, "/thread/0/locked", "1").unwrap();
+    assert_eq!(text_of(&on, "/thread/0/locked"), "1\n");
+    write(&on, "/thread/remove", "0").unwrap();
+    assert_eq!(text_of(&on, "/thread/0/state"), "parked\n");
+    write(&on, "/thread/default", "1").unwrap();
+    assert_eq!(text_of(&on, "/thread/default"), "1\n");
+    write(&on, "/thread/default", "auto").unwrap();
+    assert_eq!(text_of(&on, "/thread/default"), "auto\n");
+}
+
+#[test]
+fn a_refusal_has_the_name_of_its_system_error_and_what_to_do() {
+    let on = Played::new();
+    for (path, expected) in [
+        ("/nothing", "ENOENT"),
+        ("/thread/9", "ENOENT"),
+        ("/thread/00", "ENOENT"),
+        ("/thread/+1/state", "ENOENT"),
+        ("/thread/0/../1", "ENOENT"),
+        ("/device/web1/thread", "ENOENT"),
+        ("/vm/7", "ENOENT"),
+        ("/queue/db1", "ENOENT"),
+        ("/queue/db1.2", "ENOENT"),
+        ("/queue/web1.0", "ENOENT"),
+        ("/queue/db1.-1/calls", "ENOENT"),
+        ("/thread/0/state/x", "ENOTDIR"),
+        ("/now_ns/x/y", "ENOTDIR"),
+    ] {
+        assert_eq!(errno(read(&on, path)), expected, "{path}");
+    }
+    let long = "1".repeat(LONGEST + 1);
+    for (path, value, expected) in [
+        ("/thread", "1", "EISDIR"),
+        ("/thread/0/state", "parked", "EACCES"),
+        ("/vm/42/devices", "db1", "EACCES"),
+        ("/vm/7/devices", "db1", "ENOENT"),
+        ("/thread/0/locked", "2", "EINVAL"),
+        ("/thread/0/locked", "", "EINVAL"),
+        ("/thread/9/locked", "1", "ENOENT"),
+        ("/thread/remove", "9", "ENOENT"),
+        ("/thread/remove", "0", "EBUSY"),
+        ("/thread/remove", "-1", "EINVAL"),
+        ("/thread/default", "2", "EBUSY"),
+        ("/device/db1/thread", "2", "EINVAL"),
+        ("/device/db1/thread", "4294967296", "EINVAL"),
+        ("/thread/create", long.as_str(), "E2BIG"),
+    ] {
+        assert_eq!(
+            errno(write(&on, path, value)),
+            expected,
+            "{path} {value:.9}"
+        );
+    }
+    let problem = write(&on, "/thread/remove", "0").unwrap_err();
+    assert_eq!(problem.what, "cannot write /thread/remove (EBUSY)");
+    assert_eq!(on.state(), Played::new().state());
+}
+
+/// A small generator of numbers: the same ones in each run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, most: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 % most as u64).unwrap()
+    }
+
+    fn one_of<'a>(&mut self, words: &[&'a str]) -> &'a str {
+        words[self.below(words.len())]
+    }
+
+    /// Any characters, of one to four bytes.
+    fn noise(&mut self) -> String {
+        let length = self.below(12);
+        let any = |_| char::from_u32(u32::try_from(self.below(0x2_0000)).unwrap());
+        (0..length).filter_map(any).collect()
+    }
+
+    /// A path that exists, nearly exists, or is nonsense.
+    fn path(&mut self) -> String {
+        const WORDS: &[&str] = &[
+            "thread",
+            "device",
+            "vm",
+            "queue",
+            "db1.0",
+            "0",
+            "1",
+            "2",
+            "9",
+            "42",
+            "N",
+            "NAME",
+            "PID",
+            "db1",
+            "state",
+            "locked",
+            "create",
+            "remove",
+            "default",
+            "disks",
+            "devices",
+            "..",
+            ".",
+            "",
+            "-1",
+            "99999999999",
+            "busy_ns",
+        ];
+        match self.below(4) {
+            0 | 3 => {
+                let all: Vec<&Node> = NODES.iter().collect();
+                let is_written = |it: &&Node| it.file.access().writes();
+                let written = all.iter().copied().filter(is_written).collect();
+                let from: Vec<&Node> = match self.below(2) {
+                    0 => all,
+                    _ => written,
+                };
+                let node = from[self.below(from.len())];
+                let thread = self.one_of(&["0", "1", "2", "1", "0", "3"]);
+                let path = node
+                    .path
+                    .replace("/NAME", &format!("/{}", self.one_of(&["db1", "N", "x"])));
+                path.replace("/N/", &format!("/{thread}/"))
+                    .replace("PID", "42")
+                    .replace("QUEUE", self.one_of(&["db1.0", "N.nbd", "db1.7"]))
+            }
+            1 => self.noise(),
+            _ => {
+                let words = (0..=self.below(4)).map(|_| self.one_of(WORDS));
+                words.collect::<Vec<_>>().join("/")
+            }
+        }
+    }
+
+    fn value(&mut self) -> String {
+        match self.below(8) {
+            0 => self.noise(),
+            1 => "7".repeat(self.below(2 * LONGEST)),
+            2..5 => self.one_of(&["0", "1", " 2\n", "auto"]).to_owned(),
+            _ => self
+                .one_of(&[
+                    "0", "1", "2", "3", "auto", "", "\n", "1\n", "-0", "0x1", "1 2", "\0",
+                ])
+                .to_owned(),
+        }
+    }
+}
+
+#[test]
+fn random_paths_and_values_are_answered_or_refused_by_name_and_a_refusal_changes_nothing() {
+    let on = Played::new();
+    let mut random = Random(0x51de_6a7e_1234_5678);
+    let (mut reads, mut writes) = (0, 0);
+    for nth in 0..60_000 {
+        let (path, value) = (random.path(), random.value());
+        let before = on.state();
+        let refused = match random.below(2) {
+            0 => {
+                let answer = read(&on, &path);
+                reads += usize::from(answer.is_ok());
+                assert_eq!(on.state(), before, "a read of {path:?} changed something");
+                answer.err()
+            }
+            _ => {
+                let answer = write(&on, &path, &value);
+                writes += usize::from(answer.is_ok());
+                answer.err()
+            }
+        };
+        if let Some(problem) = refused {
+            let at = format!("{nth}: {path:?} {value:.20?}: {problem}");
+            let errno = problem.errno.expect("each has one").as_str();
+            assert!(problem.what.ends_with(&format!("({errno})")), "{at}");
+            assert!(!problem.why.is_empty() && problem.remedy.is_some(), "{at}");
+            assert_eq!(on.state(), before, "{at}");
+        }
+        let state = on.state();
+        let is_served = |on: &u32| state.threads[*on as usize] != ThreadState::Parked;
+        assert!(
+            state.disks.values().all(is_served),
+            "{nth}: {path:?} {value:?}"
+        );
+    }
+    assert!(
+        reads > 1_000 && writes > 1_000,
+        "{reads} reads, {writes} writes"
+    );
+}
+
+#[test]
+fn the_reference_has_every_file() {
+    let text = reference();
+    for node in NODES {
+        assert!(
+            text.contains(&format!("| `{}` |", node.path)),
+            "{}",
+            node.path
+        );
+    }
+}
