@@ -87,7 +87,7 @@ impl Daemon {
             nbd_listeners: self.addresses.nbd_listeners.clone(),
             tls_certificates: self.services.certificates.listed(now),
             dashboard: self.addresses.dashboard_url.clone(),
-            threads: self.services.disk_service.host().thread_count(),
+            threads: self.services.disk_service.host().used_threads()?,
             datastores: datastores.len() as u64,
             disks: disks.len() as u64,
             attached: attached.len() as u64,

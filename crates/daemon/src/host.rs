@@ -66,7 +66,6 @@ pub(crate) type Key = DiskId;
 pub(crate) struct Host {
     /// None once they are stopped.
     engine: RwLock<Option<Engine>>,
-    threads: u32,
     cpus: Vec<u32>,
 }
 
@@ -130,14 +129,8 @@ impl Host {
         let number = |n: &usize| u32::try_from(*n).unwrap_or(u32::MAX);
         Ok(Host {
             engine: RwLock::new(Some(engine)),
-            threads: number(&plan.count),
             cpus: plan.cpus.iter().map(number).collect(),
         })
-    }
-
-    /// Number of I/O threads.
-    pub(crate) fn thread_count(&self) -> u32 {
-        self.threads
     }
 
     /// Starts the governor of a datastore.

@@ -42,6 +42,7 @@ mod overlap;
 mod quiet;
 mod soak;
 mod support;
+mod thread_moves;
 mod tls;
 mod traces;
 mod vanishing;

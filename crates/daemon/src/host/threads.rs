@@ -22,6 +22,14 @@ impl Host {
         self.with(|engine| Ok(engine.thread_states().into_iter().map(state).collect()))
     }
 
+    /// The number of I/O threads in use: those that have disks, or may get some.
+    pub(crate) fn used_threads(&self) -> Outcome<u32> {
+        let states = self.thread_states()?.into_iter();
+        let is_used =
+            |state: &ThreadState| matches!(state, ThreadState::Active | ThreadState::Locked);
+        Ok(number(states.filter(is_used).count()))
+    }
+
     /// The counters of I/O threads and disks. Reading them wakes no thread.
     pub(crate) fn statistics(&self) -> Outcome<Statistics> {
         self.with(|engine| Ok(engine.statistics()))
