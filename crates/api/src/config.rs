@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::io::Coalesce;
 use crate::units::Span;
 
 /// The format version that this program reads.
@@ -67,6 +68,10 @@ pub struct IoConfig {
     /// each disk in use. Default: `true`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub curves: Option<bool>,
+    /// How completions are coalesced, of disks that do not say it themselves: `off` interrupts a guest each time completions
+    /// are there, `static:16,64us` after 16 of them or 64 us, `adaptive` as long as that pays. Default: `adaptive`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub coalesce: Option<Coalesce>,
 }
 
 /// Flash caches.

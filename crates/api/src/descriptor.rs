@@ -38,6 +38,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::io::{Coalesce, IO_WEIGHT, IO_WEIGHTS, IoClass};
 use crate::name::Name;
 use crate::units::{Iops, Rate, Shares, Size, Span};
 use flash::{FlashUse, MAX_ATTACHMENT};
@@ -144,6 +145,15 @@ pub struct Descriptor {
     /// What a mirror does with guests' I/O after it has lost every member that has all bytes.
     #[serde(default, skip_serializing_if = "OnLoss::is_fail")]
     pub on_loss: OnLoss,
+    /// How soon its requests are taken where others compete for its I/O thread.
+    #[serde(default, skip_serializing_if = "IoClass::is_normal")]
+    pub io_class: IoClass,
+    /// Its weight among the disks of its I/O thread. None: [`IO_WEIGHT`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub io_weight: Option<u32>,
+    /// How its completions are coalesced. None: as the daemon's configuration says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub coalesce: Option<Coalesce>,
     /// Its I/O control policy.
     #[serde(default)]
     pub policy: PolicyText,
@@ -495,6 +505,9 @@ impl Descriptor {
             generation: 0,
             member_timeout: None,
             on_loss: OnLoss::Fail,
+            io_class: IoClass::Normal,
+            io_weight: None,
+            coalesce: None,
             policy: PolicyText::default(),
             flash: None,
             members: Vec::new(),
@@ -595,6 +608,15 @@ impl Descriptor {
             return refuse(
                 format!("member_timeout {timeout} is not from {shortest} to {longest}"),
                 format!("say --member-timeout {shortest} to {longest}, or --member-timeout none"),
+            );
+        }
+        if let Some(weight) = self.io_weight
+            && !IO_WEIGHTS.contains(&weight)
+        {
+            let (least, most) = (IO_WEIGHTS.start(), IO_WEIGHTS.end());
+            return refuse(
+                format!("io_weight {weight} is not from {least} to {most}"),
+                format!("say --io-weight {least} to {most}, or --io-weight none for {IO_WEIGHT}"),
             );
         }
         if self.devices().any(|path| !path.is_absolute()) {

@@ -7,6 +7,7 @@ use utoipa::ToSchema;
 
 use crate::cache::{Dirty, DiskFlash};
 use crate::descriptor::{CacheMode, MemberPlace, OnLoss};
+use crate::io::{Coalesce, IO_WEIGHT, IoClass};
 use crate::iocontrol::Admission;
 use crate::layout::{Member, Scrub};
 use crate::name::Name;
@@ -51,6 +52,16 @@ pub struct Disk {
     /// What its guests' I/O does after the loss of every member that has all bytes, if it is a mirror.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_loss: Option<OnLoss>,
+    /// How soon its requests are taken where others compete for its I/O thread.
+    #[serde(default)]
+    pub io_class: IoClass,
+    /// Its weight among the disks of its I/O thread, 1 to 100.
+    #[serde(default = "usual_io_weight")]
+    pub io_weight: u32,
+    /// How its completions are coalesced: `off`, `static:16,64us` or `adaptive`. None: as the daemon's configuration says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub coalesce: Option<Coalesce>,
     /// The comparison of its members that runs, or the last one since it was attached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scrub: Option<Scrub>,
@@ -166,6 +177,10 @@ impl Default for Policy {
             group: None,
         }
     }
+}
+
+fn usual_io_weight() -> u32 {
+    IO_WEIGHT
 }
 
 fn usual_seg_max() -> u16 {
@@ -288,6 +303,16 @@ pub struct DiskCreate {
     /// Its filter stack, guest side first; null: `["stats"]`.
     #[serde(default)]
     pub filters: Option<Vec<String>>,
+    /// How soon its requests are taken where others compete for its I/O thread.
+    #[serde(default)]
+    pub io_class: IoClass,
+    /// Its weight among the disks of its I/O thread, 1 to 100; null: 10.
+    #[serde(default)]
+    pub io_weight: Option<u32>,
+    /// How its completions are coalesced: `off`, `static:16,64us` or `adaptive`; null: as the daemon's configuration says.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub coalesce: Option<Coalesce>,
     /// Its I/O control policy.
     #[serde(default)]
     pub policy: Policy,
@@ -327,6 +352,9 @@ impl DiskCreate {
             queues: None,
             seg_max: None,
             filters: None,
+            io_class: IoClass::Normal,
+            io_weight: None,
+            coalesce: None,
             policy: Policy::default(),
             unpromised: Unpromised::Refuse,
             allocation: Allocation::Thin,
@@ -338,7 +366,8 @@ impl DiskCreate {
     }
 }
 
-/// Changes to a disk. An absent field stays as it is. Filters and policy take effect at once, on attached disks too.
+/// Changes to a disk. An absent field stays as it is. Filters, policy, and how its I/O thread serves it take effect at once,
+/// on attached disks too.
 /// The other fields need a detached disk.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -372,6 +401,25 @@ pub struct DiskSet {
     /// What a mirror does with guests' I/O after the loss of every member that has all bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_loss: Option<OnLoss>,
+    /// How soon its requests are taken where others compete for its I/O thread.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub io_class: Option<IoClass>,
+    /// Its weight among the disks of its I/O thread, 1 to 100; null: 10.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "null_is_a_value"
+    )]
+    #[schema(value_type = Option<u32>)]
+    pub io_weight: Option<Option<u32>>,
+    /// How its completions are coalesced: `off`, `static:16,64us` or `adaptive`; null: as the daemon's configuration says.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "null_is_a_value"
+    )]
+    #[schema(value_type = Option<String>)]
+    pub coalesce: Option<Option<Coalesce>>,
     /// Changes to its policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<PolicySet>,

@@ -22,6 +22,7 @@ pub mod disk;
 pub mod events;
 pub mod explain;
 pub mod group;
+pub mod io;
 pub mod iocontrol;
 pub mod job;
 pub mod layout;

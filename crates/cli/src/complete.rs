@@ -138,12 +138,42 @@ pub(crate) fn losses() -> ArgValueCandidates {
         ("fail", "guests' I/O fails"),
         ("wait", "it waits until a member that has all bytes is back"),
     ];
-    ArgValueCandidates::new(move || {
-        let candidate = |(what, help): &(&str, &'static str)| {
-            CompletionCandidate::new(*what).help(Some((*help).into()))
-        };
-        all.iter().map(candidate).collect()
+    ArgValueCandidates::new(move || candidates(&all))
+}
+
+/// Completes classes of disks on their I/O threads.
+pub(crate) fn io_classes() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        candidates(&[
+            ("normal", "its requests are taken in order"),
+            (
+                "latency",
+                "they come first in every second turn of its I/O thread",
+            ),
+        ])
     })
+}
+
+/// Completes how completions are coalesced.
+pub(crate) fn coalescing() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        candidates(&[
+            ("adaptive", "as long as that pays"),
+            (
+                "off",
+                "the guest is interrupted each time completions are there",
+            ),
+            ("static:16,64us", "after 16 completions, or 64 us"),
+            ("none", "as in tidegate.toml"),
+        ])
+    })
+}
+
+fn candidates(all: &[(&'static str, &'static str)]) -> Vec<CompletionCandidate> {
+    let candidate = |&(what, help): &(&'static str, &'static str)| {
+        CompletionCandidate::new(what).help(Some(help.into()))
+    };
+    all.iter().map(candidate).collect()
 }
 
 /// Completes layouts.

@@ -209,6 +209,14 @@ fn more_policy(policy: &Policy) -> Vec<(&'static str, String)> {
         .collect()
 }
 
+/// How its completions are coalesced.
+fn coalescing(disk: &Answer) -> String {
+    match disk.coalesce {
+        Some(coalesce) => coalesce.to_string(),
+        None => "as in tidegate.toml".to_owned(),
+    }
+}
+
 /// How far its reservation is promised.
 fn promise(admission: &Admission) -> String {
     let word = match admission.promise {
@@ -313,6 +321,9 @@ impl Shown for Answer {
             ("queues", self.queues.to_string()),
             ("segments", self.seg_max.to_string()),
             ("filters", filters(self)),
+            ("I/O class", self.io_class.as_str().to_owned()),
+            ("I/O weight", self.io_weight.to_string()),
+            ("coalescing", coalescing(self)),
             ("shares", shares(self.policy.shares)),
             (
                 "reservation",

@@ -308,18 +308,32 @@ impl Allowance {
     /// A request was taken that moves so many bytes.
     #[inline]
     pub fn take(&mut self, bytes: u64) {
-        self.requests -= 1;
-        self.taken += 1;
+        self.count(1);
         if self.metered {
             self.charge(bytes);
         }
     }
 
+    /// Whether bytes and time count: others compete. Otherwise it is enough to count requests.
+    #[inline]
+    pub fn is_metered(&self) -> bool {
+        self.metered
+    }
+
+    /// So many requests were taken.
+    #[inline]
+    pub fn count(&mut self, requests: u32) {
+        self.requests -= requests;
+        self.taken += requests;
+    }
+
+    /// A request moves so many bytes, and is counted later. Returns whether bytes and time are left.
     #[inline(never)]
-    fn charge(&mut self, bytes: u64) {
+    pub fn charge(&mut self, bytes: u64) -> bool {
         self.bytes = self.bytes.saturating_sub(bytes);
         self.time = self.time.saturating_sub(self.cost.of(1, bytes));
         self.taken_bytes = self.taken_bytes.saturating_add(bytes);
+        self.bytes > 0 && self.time > 0
     }
 
     /// Taking them took so much longer than usual.

@@ -24,7 +24,8 @@ use tidegate_engine::datastore::condition::Harm;
 use tidegate_engine::datastore::{OpenedImage, dir, emulated, memory, nbd as upstream, null};
 use tidegate_engine::lease::{Lease, Watch};
 use tidegate_engine::{
-    Control, DiskCurves, DiskReading, DiskSpec, Engine, Kind, Settings, UnderControl, control,
+    Control, DiskCurves, DiskReading, DiskSpec, Engine, IoSettings, Kind, Settings, UnderControl,
+    control,
 };
 
 use crate::clock;
@@ -123,7 +124,7 @@ impl Host {
             always_poll: false,
             cpus: plan.cpus.clone(),
             curves: plan.curves,
-            coalesce: tidegate_core::coalesce::Coalesce::default(),
+            coalesce: plan.coalesce,
         };
         let engine = Engine::start(&settings).map_err(|e| unstarted(&e, plan.count))?;
         let number = |n: &usize| u32::try_from(*n).unwrap_or(u32::MAX);
@@ -172,7 +173,7 @@ impl Host {
             queues: plan.queues,
             seg_max: plan.seg_max,
             filters: plan.filters.clone(),
-            io: tidegate_engine::IoSettings::default(),
+            io: plan.io,
             layout: plan.layout,
             layout_options: plan.layout_options.clone(),
             control,
@@ -623,6 +624,17 @@ impl Disk {
                 problem(&e).within(format!("cannot change the filters of disk {name}"))
             }),
         }
+    }
+
+    /// Sets how its I/O thread serves it.
+    pub(crate) fn set_io(&self, io: IoSettings) -> Outcome<()> {
+        let set = self.disk.set_io(io);
+        set.map_err(|e| {
+            problem(&e).within(format!(
+                "cannot change how the I/O thread of disk {} serves it",
+                self.disk.name()
+            ))
+        })
     }
 
     /// Sets its limits, reservation and shares on its datastore.

@@ -165,6 +165,7 @@ async fn live(
         poll: options.poll.to_duration(),
         cpus: options.cpus.clone(),
         curves: true,
+        coalesce: tidegate_core::coalesce::Coalesce::default(),
     })?;
     let disk = attach(&options, &host)?;
     // Not before: opening the image may take long, because of its lock or its file system. Until then a signal just
@@ -364,6 +365,7 @@ fn plan(options: &OneOptions) -> Outcome<DiskPlan> {
         filters: filters::stack(&options.filters, options.name.as_str(), traced)?,
         layout: LayoutSpec::Plain,
         layout_options: Default::default(),
+        io: tidegate_engine::IoSettings::default(),
         members: vec!["here".to_owned()],
         image,
     })

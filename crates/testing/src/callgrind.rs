@@ -29,17 +29,32 @@ pub fn per_request(scratch: &Path, launch: &Launch) -> Result<f64> {
 /// # Errors
 /// As [`per_request`].
 pub fn per_request_after(scratch: &Path, launch: &Launch, warm_up: u64) -> Result<f64> {
-    let few = count(scratch, launch, warm_up + FEW)?;
-    let many = count(scratch, launch, warm_up + MANY)?;
-    Ok(many.saturating_sub(few) as f64 / (MANY - FEW) as f64)
+    per_request_of(scratch, launch, DEPTH, [warm_up + FEW, warm_up + MANY])
 }
 
-fn count(scratch: &Path, launch: &Launch, requests: u64) -> Result<u64> {
+/// The same with so many requests in flight, from the difference of two runs of so many requests.
+///
+/// # Errors
+/// As [`per_request`].
+pub fn per_request_of(
+    scratch: &Path,
+    launch: &Launch,
+    depth: u16,
+    [few, many]: [u64; 2],
+) -> Result<f64> {
+    let counts = [
+        count(scratch, launch, depth, few)?,
+        count(scratch, launch, depth, many)?,
+    ];
+    Ok(counts[1].saturating_sub(counts[0]) as f64 / (many - few) as f64)
+}
+
+fn count(scratch: &Path, launch: &Launch, depth: u16, requests: u64) -> Result<u64> {
     let out = scratch.join("callgrind.out");
     let under = under_callgrind(launch, &out);
     let server = Server::start(&under, scratch)?;
-    let vm = Vm::connect(VmOptions::new(&launch.sockets[0], DEPTH))?;
-    let mut sources = [Source::new(Load::random_reads(DEPTH, vm.config().size))];
+    let vm = Vm::connect(VmOptions::new(&launch.sockets[0], depth))?;
+    let mut sources = [Source::new(Load::random_reads(depth, vm.config().size))];
     let mut driver = GuestDriver::new(vec![vm], Wait::Sleep);
     driver.run(&mut sources, Until::Count(requests), &mut |_| {})?;
     drop(driver);

@@ -214,6 +214,22 @@ pub fn engine_in_memory(program: &Path, sockets: &[PathBuf], place: &str, cpu: u
     launch
 }
 
+/// The engine alone with one disk, whose completions are coalesced in this way; `place` is `null`, or `ssd` for a modelled one.
+#[must_use]
+pub fn engine_coalescing(
+    program: &Path,
+    socket: &Path,
+    place: &str,
+    coalesce: &str,
+    cpu: usize,
+) -> Launch {
+    let mut launch = engine_in_memory(program, &[socket.into()], place, cpu);
+    launch
+        .arguments
+        .extend(["--coalesce".into(), coalesce.into()]);
+    launch
+}
+
 /// The bare ring loop: `tidegate-bench bare --socket SOCKET`.
 #[must_use]
 pub fn bare(program: &Path, socket: &Path, wait: Wait, cpu: usize) -> Launch {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueHint};
 use tidegate_api::descriptor::{CacheMode, MemberPlace};
 use tidegate_api::disk::{Allocation, Disk, DiskAttach, DiskCreate};
+use tidegate_api::io::{Coalesce, IoClass};
 use tidegate_api::name::Name;
 use tidegate_api::routes;
 use tidegate_api::units::Size;
@@ -101,6 +102,19 @@ pub(crate) struct Create {
     #[arg(long, value_name = "N")]
     seg_max: Option<u16>,
 
+    /// How soon its requests are taken where others compete for its I/O thread: normal or latency; default: normal
+    #[arg(long, value_name = "CLASS", add = complete::io_classes())]
+    io_class: Option<IoClass>,
+
+    /// Its weight among the disks of its I/O thread, 1 to 100; default: 10
+    #[arg(long, value_name = "WEIGHT")]
+    io_weight: Option<u32>,
+
+    /// How its completions are coalesced: off, static:COMPLETIONS,TIME such as static:16,64us, or adaptive; default: as in
+    /// tidegate.toml
+    #[arg(long, value_name = "HOW", add = complete::coalescing())]
+    coalesce: Option<Coalesce>,
+
     /// A block device as the disk's image; its data stays
     #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
     device: Option<PathBuf>,
@@ -176,6 +190,9 @@ impl Create {
             queues: self.queues,
             seg_max: self.seg_max,
             filters: stack(self.filters, self.no_filters),
+            io_class: self.io_class.unwrap_or_default(),
+            io_weight: self.io_weight,
+            coalesce: self.coalesce,
             unpromised: self.policy.unpromised(),
             policy: self.policy.whole(),
             allocation: if self.thick {

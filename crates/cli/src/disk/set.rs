@@ -1,9 +1,10 @@
-//! `tidegate disk set`: the settings of a disk; filters and policy also while it is in use.
+//! `tidegate disk set`: the settings of a disk; those of its data path also while it is in use.
 
 use clap::{ArgGroup, Args};
 use tidegate_api::cache::DiskFlashSet;
 use tidegate_api::descriptor::OnLoss;
 use tidegate_api::disk::DiskSet;
+use tidegate_api::io::{Coalesce, IoClass};
 use tidegate_api::name::Name;
 use tidegate_api::routes;
 use tidegate_api::units::Span;
@@ -17,12 +18,12 @@ use crate::{complete, job};
 
 /// Change a disk
 ///
-/// Filters, I/O control and the flash cache change at once, also while the disk is attached and busy: no I/O fails or is
+/// Filters, I/O control, the flash cache, and how its I/O thread serves it change at once, also while the disk is attached and busy: no I/O fails or is
 /// lost. The other settings need a detached disk.
 #[derive(Debug, Args)]
 #[command(
     group = ArgGroup::new("changes").required(true).multiple(true).args([
-        "filters", "no_filters", "cache", "cache_mode", "cache_min", "cache_max", "single_device_ok", "no_single_device_ok", "read_only", "read_write", "serial", "queues", "seg_max", "member_timeout", "on_loss",
+        "filters", "no_filters", "cache", "cache_mode", "cache_min", "cache_max", "single_device_ok", "no_single_device_ok", "read_only", "read_write", "serial", "queues", "seg_max", "member_timeout", "on_loss", "io_class", "io_weight", "coalesce",
         "shares", "reservation", "limit", "burst_iops", "burst_seconds", "limit_bandwidth", "latency_target", "group",
     ]),
     after_help = "\
@@ -33,6 +34,7 @@ Examples:
   tidegate disk set db1 --reservation 500iops --burst-iops 6000iops --burst-seconds 30
   tidegate disk set db1 --group shop --latency-target 5ms
   tidegate disk set db1 --member-timeout 30s --on-loss wait
+  tidegate disk set db1 --io-class latency --io-weight 20 --coalesce off
   tidegate disk set iso1 --read-only
   tidegate disk set db1 --cache nvme0 --cache-max 20G
   tidegate disk set db1 --cache-mode write-back
@@ -85,6 +87,19 @@ pub(crate) struct Set {
     #[arg(long, value_name = "WHAT", add = complete::losses())]
     on_loss: Option<OnLoss>,
 
+    /// How soon its requests are taken where others compete for its I/O thread: normal or latency
+    #[arg(long, value_name = "CLASS", add = complete::io_classes())]
+    io_class: Option<IoClass>,
+
+    /// Its weight among the disks of its I/O thread, 1 to 100; none: 10
+    #[arg(long, value_name = "WEIGHT")]
+    io_weight: Option<OrNone<u32>>,
+
+    /// How its completions are coalesced: off, static:COMPLETIONS,TIME such as static:16,64us, or adaptive; none: as in
+    /// tidegate.toml
+    #[arg(long, value_name = "HOW", add = complete::coalescing())]
+    coalesce: Option<OrNone<Coalesce>>,
+
     #[command(flatten)]
     policy: PolicyFlags,
 }
@@ -131,6 +146,9 @@ impl Set {
                 .member_timeout
                 .map(|OrNone(time)| time.map(|Span(nanos)| nanos.div_ceil(1_000_000))),
             on_loss: self.on_loss,
+            io_class: self.io_class,
+            io_weight: self.io_weight.map(|OrNone(weight)| weight),
+            coalesce: self.coalesce.map(|OrNone(coalesce)| coalesce),
             unpromised: self.policy.unpromised(),
             policy: self.policy.changes(),
         };
@@ -165,6 +183,10 @@ mod tests {
             sent(&["--member-timeout", "30s", "--on-loss", "wait"]),
             r#"{"member_timeout_ms":30000,"on_loss":"wait"}"#
         );
+        assert_eq!(
+            sent(&["--io-class", "latency", "--coalesce", "static:16,64us"]),
+            r#"{"io_class":"latency","coalesce":"static:16,64us"}"#
+        );
     }
 
     #[test]
@@ -189,6 +211,8 @@ mod tests {
             ),
             ("--group", r#"{"policy":{"group":null}}"#),
             ("--member-timeout", r#"{"member_timeout_ms":null}"#),
+            ("--io-weight", r#"{"io_weight":null}"#),
+            ("--coalesce", r#"{"coalesce":null}"#),
         ] {
             assert_eq!(sent(&[flag, "none"]), json);
         }

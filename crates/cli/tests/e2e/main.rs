@@ -43,6 +43,7 @@ mod quiet;
 mod soak;
 mod support;
 mod thread_moves;
+mod thread_share;
 mod tls;
 mod traces;
 mod vanishing;

@@ -16,15 +16,17 @@ use tidegate_api::datastore::{DatastoreSettings, IoMode};
 use tidegate_api::descriptor::{CacheMode, Descriptor};
 use tidegate_api::problem::Problem;
 use tidegate_api::units::Span;
+use tidegate_core::coalesce::Coalesce;
 use tidegate_core::governor::name::LONGEST;
 use tidegate_core::layout::LayoutSpec;
-use tidegate_engine::LayoutOptions;
+use tidegate_engine::{IoSettings, LayoutOptions};
 
 use crate::config::root::Root;
 use crate::os_error::{self, Outcome};
 use crate::store::Found;
 
 pub(crate) mod filters;
+pub(crate) mod io;
 pub(crate) mod layout;
 pub(crate) mod policy;
 
@@ -70,6 +72,8 @@ pub(crate) struct ThreadsPlan {
     pub(crate) cpus: Vec<usize>,
     /// Whether disks' miss-ratio curves are estimated.
     pub(crate) curves: bool,
+    /// How completions are coalesced, of disks that do not say it.
+    pub(crate) coalesce: Coalesce,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -208,6 +212,10 @@ fn threads(config: &Config, machine: &Machine) -> Outcome<ThreadsPlan> {
         poll,
         cpus,
         curves: config.io.curves.unwrap_or(true),
+        coalesce: config
+            .io
+            .coalesce
+            .map_or_else(Coalesce::default, io::coalesce),
     })
 }
 
@@ -394,6 +402,8 @@ pub(crate) struct DiskPlan {
     /// How its bytes lie on its members.
     pub(crate) layout: LayoutSpec,
     pub(crate) layout_options: LayoutOptions,
+    /// How its I/O thread serves it.
+    pub(crate) io: IoSettings,
     /// Where its members are, in words. A plain disk has one.
     pub(crate) members: Vec<String>,
     /// The image of a plain disk.
@@ -429,6 +439,7 @@ pub(crate) fn disk(found: &Found) -> Outcome<DiskPlan> {
         )?,
         layout: layout::of(&found.descriptor)?,
         layout_options: layout::options(&found.descriptor),
+        io: io::of(&found.descriptor),
         members: match found.descriptor.members.as_slice() {
             [] => vec![found.datastore.to_string()],
             members => members.iter().map(ToString::to_string).collect(),
@@ -511,7 +522,8 @@ mod tests {
                 count: 4,
                 poll: POLL,
                 cpus: vec![],
-                curves: true
+                curves: true,
+                coalesce: Coalesce::Adaptive,
             }
         );
         assert_eq!(plan.api.socket, Path::new("/srv/tide/run/tidegate.sock"));

@@ -19,9 +19,9 @@ use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::iocontrol::Policy;
 use tidegate_core::layout::{CacheReport, LayoutOrder, LayoutReport};
 use tidegate_core::units::Time;
-use tidegate_engine::DiskCurves;
 use tidegate_engine::datastore::OpenedImage;
 use tidegate_engine::datastore::condition::Harm;
+use tidegate_engine::{DiskCurves, IoSettings};
 use tokio::sync::Notify;
 
 use crate::clock;
@@ -708,6 +708,11 @@ impl Attached {
     /// Sets its limits, reservation and shares on its datastore.
     pub(crate) fn set_policy(&self, policy: &Policy) -> Outcome<()> {
         self.disk.set_policy(policy)
+    }
+
+    /// Sets how its I/O thread serves it.
+    pub(crate) fn set_io(&self, io: IoSettings) -> Outcome<()> {
+        self.disk.set_io(io)
     }
 
     /// Changes its size and notifies the guests.

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use tidegate_api::datastore::DatastoreSettings;
 use tidegate_api::disk as api;
+use tidegate_api::io::IO_WEIGHT;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 
@@ -427,6 +428,9 @@ impl DiskService {
             members,
             member_timeout_ms: redundant.map(|d| plan::layout::timeout(d).0 / 1_000_000),
             on_loss: redundant.map(|d| d.on_loss),
+            io_class: descriptor.io_class,
+            io_weight: descriptor.io_weight.unwrap_or(IO_WEIGHT),
+            coalesce: descriptor.coalesce,
             scrub: report.as_ref().and_then(members::scrub),
             flash: self.describe_flash(found, live.as_deref()),
             filters,
@@ -594,6 +598,9 @@ fn unreadable(name: &Name, datastore: &Name, wanted: bool, problem: Problem) -> 
         members: Vec::new(),
         member_timeout_ms: None,
         on_loss: None,
+        io_class: Default::default(),
+        io_weight: IO_WEIGHT,
+        coalesce: None,
         scrub: None,
         flash: None,
         filters: Vec::new(),

@@ -178,6 +178,7 @@ mod tests {
             filters: Vec::new(),
             layout: LayoutSpec::Mirror,
             layout_options: Default::default(),
+            io: tidegate_engine::IoSettings::default(),
             members: vec!["ssd1".to_owned(), "ssd2".to_owned()],
             image: ImagePlan::Null { size: 4096 },
         };

@@ -56,6 +56,7 @@ fn plan(image: ImagePlan) -> DiskPlan {
         filters: Vec::new(),
         layout: tidegate_core::layout::LayoutSpec::Plain,
         layout_options: Default::default(),
+        io: tidegate_engine::IoSettings::default(),
         members: vec!["here".to_owned()],
         image,
     }
@@ -83,6 +84,7 @@ fn nbd_clients_of_a_disk_on_an_upstream_are_told_what_its_requests_must_be_multi
         poll: Duration::ZERO,
         cpus: Vec::new(),
         curves: true,
+        coalesce: tidegate_core::coalesce::Coalesce::default(),
     };
     let host = Host::start(&threads).unwrap();
     let upstream = ImagePlan::Nbd {

@@ -61,8 +61,17 @@ pub(crate) struct Reply {
     status: Segment,
     /// Bytes that a success writes for the guest, the status included.
     written: u32,
-    read: bool,
-    flush: bool,
+    kind: ReplyKind,
+}
+
+/// What the completion of a chain must take care of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ReplyKind {
+    /// The guest's memory was written.
+    Read,
+    /// The guest is called at once.
+    Flush,
+    Other,
 }
 
 /// See the module.
@@ -330,13 +339,12 @@ impl RingDevice {
         let before = self.queue.walked();
         let until = before + self.facts.effort.left(cx.now);
         let mut count = 0;
-        while count < most && allowance.is_left() && self.queue.walked() < until {
+        let mut bytes = self.account.bytes;
+        let mut is_left = true;
+        while count < most && is_left && self.queue.walked() < until {
             let arrived = self.arrival(cx.now);
             match self.take() {
-                Ok(Some(taken)) => {
-                    let bytes = self.begin(index, cx, taken, arrived);
-                    allowance.take(bytes);
-                }
+                Ok(Some(taken)) => self.begin(index, cx, taken, arrived),
                 Ok(None) => break,
                 Err(broken) => {
                     self.stop_broken(index, cx, broken);
@@ -344,10 +352,15 @@ impl RingDevice {
                 }
             }
             count += 1;
+            if allowance.is_metered() {
+                is_left = allowance.charge(self.account.bytes - bytes);
+                bytes = self.account.bytes;
+            }
         }
         if count > 0 {
             self.last_request = cx.now;
             let count = u32::try_from(count).expect("a part of a ring");
+            allowance.count(count);
             self.calls.note_requests(count, cx.now);
         }
         if let Some((waiting, at)) = seen {
@@ -359,7 +372,7 @@ impl RingDevice {
             self.facts.effort.spend(cx.now, walked - before);
             allowance.spend(effort::cost(walked - before));
         }
-        let ended = count == most || walked >= until || !allowance.is_left();
+        let ended = count == most || walked >= until || !is_left;
         let left = ended && self.queue.has_work();
         if left && self.seen.is_none() {
             self.seen = Some((self.queue.available(), cx.now));
@@ -485,14 +498,7 @@ impl RingDevice {
         }
     }
 
-    /// Returns the bytes that it moves.
-    fn begin(
-        &mut self,
-        index: u32,
-        cx: &mut ThreadCx,
-        taken: Taken<Segment>,
-        arrived: Time,
-    ) -> u64 {
+    fn begin(&mut self, index: u32, cx: &mut ThreadCx, taken: Taken<Segment>, arrived: Time) {
         match taken {
             Taken::Request(request) => self.request(index, cx, &request, arrived),
             Taken::Bad { head, status, why } => {
@@ -502,18 +508,17 @@ impl RingDevice {
                     self.memory.mark_segment(&status);
                 }
                 self.urgent = true;
-                self.complete_now(index, cx, head, u32::from(status.is_some()))
+                self.complete_now(index, cx, head, u32::from(status.is_some()));
             }
         }
     }
 
-    /// Completes a chain that needs no disk. It moves no bytes.
-    fn complete_now(&mut self, index: u32, cx: &mut ThreadCx, head: u16, written: u32) -> u64 {
+    /// Completes a chain that needs no disk.
+    fn complete_now(&mut self, index: u32, cx: &mut ThreadCx, head: u16, written: u32) {
         self.queue.complete(head, written);
         if self.is_dirty_first() {
             cx.note_dirty(index);
         }
-        0
     }
 
     fn request(
@@ -522,7 +527,7 @@ impl RingDevice {
         cx: &mut ThreadCx,
         request: &BlockRequest<Segment>,
         arrived: Time,
-    ) -> u64 {
+    ) {
         let BlockRequest { head, kind, status } = *request;
         let (op, flags, offset, len) = match kind {
             Kind::Read { offset, len } => {
@@ -565,8 +570,11 @@ impl RingDevice {
             head,
             status,
             written: filled + 1,
-            read,
-            flush: op == Op::Flush,
+            kind: match op {
+                Op::Read => ReplyKind::Read,
+                Op::Flush => ReplyKind::Flush,
+                _ => ReplyKind::Other,
+            },
         };
         let data = Data { buffer, start: 0 };
         let request = Request {
@@ -585,11 +593,6 @@ impl RingDevice {
                 reply,
             },
         );
-        if matches!(op, Op::Read | Op::Write) {
-            len
-        } else {
-            0
-        }
     }
 
     /// Claims a buffer for the current pieces, and counts their room if they are many.
@@ -623,14 +626,7 @@ impl RingDevice {
         }
     }
 
-    fn answer_id(
-        &mut self,
-        index: u32,
-        cx: &mut ThreadCx,
-        head: u16,
-        status: &Segment,
-        len: u64,
-    ) -> u64 {
+    fn answer_id(&mut self, index: u32, cx: &mut ThreadCx, head: u16, status: &Segment, len: u64) {
         let mut id = [0; ID_BYTES];
         let serial = self.facts.serial.as_bytes();
         let used = serial.len().min(ID_BYTES);
@@ -646,7 +642,7 @@ impl RingDevice {
         cx.buffers.release(buffer);
         status.put_u8(STATUS_OK);
         self.memory.mark_segment(status);
-        self.complete_now(index, cx, head, u32::try_from(room).unwrap_or(0) + 1)
+        self.complete_now(index, cx, head, u32::try_from(room).unwrap_or(0) + 1);
     }
 
     /// A request has completed.
@@ -659,12 +655,18 @@ impl RingDevice {
     ) {
         let (status, written) = match outcome {
             Ok(()) => (STATUS_OK, reply.written),
-            Err(Fault::Unsupported) => (STATUS_UNSUPP, 1),
-            Err(_) => (STATUS_IOERR, 1),
+            Err(fault) => {
+                self.urgent = true;
+                match fault {
+                    Fault::Unsupported => (STATUS_UNSUPP, 1),
+                    _ => (STATUS_IOERR, 1),
+                }
+            }
         };
-        self.urgent |= reply.flush || outcome.is_err();
-        if reply.read && self.memory.is_logging() {
-            self.mark_read(buffers, buffer);
+        match reply.kind {
+            ReplyKind::Read if self.memory.is_logging() => self.mark_read(buffers, buffer),
+            ReplyKind::Flush => self.urgent = true,
+            ReplyKind::Read | ReplyKind::Other => {}
         }
         if self.room > 0 {
             self.give_room_back(buffers, buffer);

@@ -190,6 +190,7 @@ impl IoThread {
     }
 
     /// Advances the connections that have something to send, or to decode.
+    #[inline]
     pub(super) fn advance_connections(&mut self) {
         loop {
             while let Some(index) = self.cx.ready_connections.pop() {

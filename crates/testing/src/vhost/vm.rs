@@ -179,6 +179,22 @@ impl Vm {
         self.link.config
     }
 
+    /// How often the server has called this guest since the last time it was asked.
+    ///
+    /// # Errors
+    /// A call descriptor cannot be read.
+    pub fn take_calls(&self) -> Result<u64> {
+        let mut calls = 0;
+        for queue in &self.queues {
+            match queue.call.read() {
+                Ok(count) => calls += count,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error).context("cannot read a call descriptor"),
+            }
+        }
+        Ok(calls)
+    }
+
     /// The guest's options.
     #[must_use]
     pub fn options(&self) -> &VmOptions {

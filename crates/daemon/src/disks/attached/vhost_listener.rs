@@ -153,6 +153,7 @@ mod tests {
             filters: Vec::new(),
             layout: tidegate_core::layout::LayoutSpec::Plain,
             layout_options: Default::default(),
+            io: tidegate_engine::IoSettings::default(),
             members: vec!["here".to_owned()],
             image: ImagePlan::Null { size },
         };
@@ -168,6 +169,7 @@ mod tests {
             poll: Duration::ZERO,
             cpus: Vec::new(),
             curves: true,
+            coalesce: tidegate_core::coalesce::Coalesce::default(),
         };
         let host = Host::start(&threads).unwrap();
         let live = attached(&host);

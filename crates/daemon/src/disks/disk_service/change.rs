@@ -145,6 +145,12 @@ impl DiskService {
                     true => Ok(()),
                     false => order_loss(live, &here.descriptor),
                 });
+            let policed = policed.and_then(|()| {
+                match plan::io::of(&standing) == plan::io::of(&here.descriptor) {
+                    true => Ok(()),
+                    false => live.set_io(plan::io::of(&here.descriptor)),
+                }
+            });
             // Filters come last: if the disk's datastore hangs, they take effect when it resumes.
             let changed =
                 policed.and_then(|()| match standing.filters == here.descriptor.filters {
@@ -159,6 +165,7 @@ impl DiskService {
                 if lossy(&standing) != lossy(&here.descriptor) {
                     let _ = order_loss(live, &standing);
                 }
+                let _ = live.set_io(plan::io::of(&standing));
                 return Err(match self.store.write_descriptor(&before) {
                     Ok(()) => problem,
                     Err(second) => problem.because(second),
@@ -502,6 +509,9 @@ pub(super) fn describe_new(
         filters: order.filters.clone(),
         member_timeout_ms: None,
         on_loss: None,
+        io_class: Some(order.io_class),
+        io_weight: Some(order.io_weight),
+        coalesce: Some(order.coalesce),
         policy: Some(policy::all_of(&order.policy)),
         unpromised: order.unpromised,
     };
@@ -574,6 +584,9 @@ fn apply(descriptor: &mut Descriptor, order: &api::DiskSet, what: &str) -> Outco
         filters,
         member_timeout_ms,
         on_loss,
+        io_class,
+        io_weight,
+        coalesce,
         policy: changes,
         unpromised: _,
     } = order.clone();
@@ -585,6 +598,9 @@ fn apply(descriptor: &mut Descriptor, order: &api::DiskSet, what: &str) -> Outco
     d.seg_max = seg_max.unwrap_or(d.seg_max);
     d.filters = filters.unwrap_or_else(|| d.filters.clone());
     d.on_loss = on_loss.unwrap_or(d.on_loss);
+    d.io_class = io_class.unwrap_or(d.io_class);
+    d.io_weight = io_weight.unwrap_or(d.io_weight);
+    d.coalesce = coalesce.unwrap_or(d.coalesce);
     if let Some(timeout) = member_timeout_ms {
         // What is too long is out of range below.
         d.member_timeout = timeout.map(|ms| Span(ms.saturating_mul(1_000_000)));

@@ -78,12 +78,18 @@ impl DiskService {
         if lossy(now) != lossy(&before) && live.layout().is_some() {
             order_loss(live, now)?;
         }
+        if plan::io::of(now) != plan::io::of(&before) {
+            live.set_io(plan::io::of(now))?;
+        }
         // Values that a guest reads only when it connects stay the same until the disk is attached again.
         live.set_descriptor(Descriptor {
             policy,
             filters: now.filters.clone(),
             member_timeout: now.member_timeout,
             on_loss: now.on_loss,
+            io_class: now.io_class,
+            io_weight: now.io_weight,
+            coalesce: now.coalesce,
             ..before
         });
         Ok(())

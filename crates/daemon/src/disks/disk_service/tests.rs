@@ -69,6 +69,7 @@ fn stage_of(id: [u8; 16], host: &str) -> Stage {
         poll: Duration::ZERO,
         cpus: Vec::new(),
         curves: true,
+        coalesce: tidegate_core::coalesce::Coalesce::default(),
     };
     let identity = Identity {
         id,

@@ -34,6 +34,8 @@ pub(crate) enum Scenario {
     Dashboard,
     /// Instructions per request under callgrind.
     Instructions,
+    /// Calls per completion, by how completions are coalesced.
+    Coalescing,
 }
 
 /// The bench's flags.

@@ -1,6 +1,6 @@
 //! The data-path bench: one run of its scenarios.
 //!
-//! Scenarios ([`scenarios`], [`fleet`], [`dashboard`], [`instructions`]) list variants; [`crate::compare`]
+//! Scenarios ([`scenarios`], [`fleet`], [`dashboard`], [`instructions`], [`coalescing`]) list variants; [`crate::compare`]
 //! measures them.
 //!
 //! # Units
@@ -13,7 +13,7 @@ use tidegate_lab::machine::IdleCpus;
 
 use crate::bench::{Bench, Options, Scenario};
 use crate::report::Report;
-use crate::{dashboard, fleet, instructions, scenarios};
+use crate::{coalescing, dashboard, fleet, instructions, scenarios};
 
 /// Runs the bench, prints its tables, writes its JSON; whether every check passed (always, with `--no-check`).
 pub(crate) fn run(options: Options) -> Result<bool> {
@@ -82,6 +82,7 @@ fn measure(bench: &Bench, report: &mut Report) -> Result<()> {
             Scenario::Disks => fleet::disks(bench, report)?,
             Scenario::Dashboard => dashboard::run(bench, report)?,
             Scenario::Instructions => instructions::run(bench, report)?,
+            Scenario::Coalescing => coalescing::run(bench, report)?,
         }
     }
     Ok(())

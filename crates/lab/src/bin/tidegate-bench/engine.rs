@@ -18,7 +18,7 @@ use tidegate_core::layout::cache::area::Area;
 use tidegate_core::layout::{LayoutOrder, LayoutSpec};
 use tidegate_core::units::Span;
 use tidegate_engine::control::{self, UnderControl};
-use tidegate_engine::datastore::{memory, null};
+use tidegate_engine::datastore::{OpenedImage, emulated, memory, null};
 use tidegate_engine::{Disk, DiskSpec, Engine, Flash, IoSettings, LayoutOptions, Settings};
 use tidegate_testing::peers;
 
@@ -48,13 +48,20 @@ pub(crate) enum Place {
     Cached,
     /// The same in write-back mode.
     WriteBack,
+    /// On a modelled SSD, whose completions come one by one.
+    Ssd,
 }
 
 /// Serves an empty disk at each of `sockets`, all on one I/O thread that does not poll.
-pub(crate) fn serve(sockets: &[PathBuf], place: Place, control: Control) -> Result<()> {
+pub(crate) fn serve(
+    sockets: &[PathBuf],
+    place: Place,
+    control: Control,
+    coalesce: Coalesce,
+) -> Result<()> {
     let size = match place {
         Place::Null => peers::NULL_SIZE,
-        Place::Memory | Place::Cached | Place::WriteBack => MEMORY_SIZE,
+        Place::Memory | Place::Cached | Place::WriteBack | Place::Ssd => MEMORY_SIZE,
     };
     let engine = Engine::start(&Settings {
         threads: 1,
@@ -63,7 +70,7 @@ pub(crate) fn serve(sockets: &[PathBuf], place: Place, control: Control) -> Resu
         always_poll: false,
         cpus: Vec::new(),
         curves: true,
-        coalesce: Coalesce::default(),
+        coalesce,
     })
     .context("cannot start the engine")?;
     let control = match control {
@@ -95,6 +102,7 @@ pub(crate) fn serve(sockets: &[PathBuf], place: Place, control: Control) -> Resu
         let disk = match place {
             Place::Null => engine.attach(spec, null::open(size)),
             Place::Memory => engine.attach(spec, memory::open(size)?),
+            Place::Ssd => engine.attach(spec, ssd(size)?),
             Place::Cached | Place::WriteBack => {
                 let members = vec![Some(memory::open(size)?)];
                 engine.attach_cached(spec, members, flash()?, PATIENCE)
@@ -124,6 +132,16 @@ pub(crate) fn serve(sockets: &[PathBuf], place: Place, control: Control) -> Resu
     }
     engine.stop();
     Ok(())
+}
+
+/// A disk on a modelled SSD.
+fn ssd(size: u64) -> Result<OpenedImage> {
+    let spec = emulated::Spec {
+        array: "ssd".into(),
+        size,
+        seed: 1,
+    };
+    emulated::open(&spec).context("cannot open a modelled SSD")
 }
 
 /// A flash device in memory. What is not used of it takes no memory.

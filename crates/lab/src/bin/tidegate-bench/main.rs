@@ -8,12 +8,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
+use tidegate_core::coalesce::Coalesce;
 use tidegate_lab::measure::{self, Ask};
 use tidegate_testing::tally::{Tally, Until};
 use tidegate_testing::vhost::Wait;
 use tidegate_testing::{bare, peers, server};
 
 mod bench;
+mod coalescing;
 mod compare;
 mod dashboard;
 mod data_path;
@@ -58,6 +60,9 @@ enum Verb {
         /// Where the disks are
         #[arg(long, value_enum, default_value_t = Place::Null)]
         place: Place,
+        /// How completions are coalesced: off, adaptive, or as static:16,64us
+        #[arg(long, default_value = "adaptive")]
+        coalesce: Coalesce,
     },
     /// Load the disks of a running server with 4 KiB random reads, as one guest each: to look at its profile meanwhile
     Guests {
@@ -109,13 +114,14 @@ fn run(verb: Verb) -> Result<bool> {
             sockets,
             controlled,
             place,
+            coalesce,
         } => {
             let control = if controlled {
                 Control::NotEngaged
             } else {
                 Control::None
             };
-            engine::serve(&sockets, place, control).map(|()| true)
+            engine::serve(&sockets, place, control, coalesce).map(|()| true)
         }
         Verb::Guests {
             sockets,
