@@ -29,13 +29,15 @@ use shown::{ExperimentList, FindingsList};
 
 /// Run published experiments, record and replay I/O, and predict effects of policies
 ///
-/// An experiment is a scenario or a contest.
+/// An experiment is a scenario, a contest or a study.
 ///
 /// A scenario describes hosts, disks, guests, a modelled array and expectations with their sources. It runs on real daemons
 /// (this program, one for each host, in real time) or in virtual time (the same schedulers and governors in the simulator).
 /// The lab judges the runs and reports them with charts.
 ///
 /// A contest is an A/B comparison on real servers: several contestants do the same work in turn.
+///
+/// A study compares set-ups and policies of I/O threads in virtual time only: cores and guests are modelled.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Lab {
     Demo(demo::Demo),
@@ -110,6 +112,7 @@ pub(crate) struct Show {
 Examples:
   tidegate lab run sioc-3 --scale 0.1
   tidegate lab run sioc-3 --on sim
+  tidegate lab run io-threads --on sim --scale 0.1
   tidegate lab run sioc-1 --on engine,sim --repeat 5 --out results/sioc-1
   tidegate lab run engine-flash-cache --scale 0.4
   tidegate lab run ./my-scenario.toml --on sim -o json | jq '.checks[] | select(.verdict == \"fail\")'")]

@@ -774,11 +774,17 @@ fn experiments_are_listed_the_published_ones_first() {
     );
     assert!(names.contains(&"row-04-reservation"));
     assert_eq!(
-        names[6..9],
-        ["filter-overhead", "million-iops", "compare-scenarios"]
+        names[6..11],
+        [
+            "io-threads",
+            "dense-mode",
+            "filter-overhead",
+            "million-iops",
+            "compare-scenarios"
+        ]
     );
     let published = tidegate(&["lab", "list", "--published", "-o", "name"]).out;
-    assert_eq!(published.lines().count(), 9);
+    assert_eq!(published.lines().count(), 11);
     let shown = tidegate(&["lab", "show", "sioc-3"]).out;
     for says in [
         "phases of 300 s",

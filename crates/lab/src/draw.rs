@@ -25,6 +25,17 @@ pub const HEIGHT: f64 = 272.0;
 /// So many lines can be distinguished.
 pub const STYLES: usize = 6;
 
+/// Panels that belong together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Picture {
+    /// What it is about.
+    pub name: String,
+    /// What is to be seen, and how to read it.
+    pub caption: String,
+    /// Its panels.
+    pub panels: Vec<String>,
+}
+
 /// What every chart is drawn with. Colours can be distinguished without seeing red or green, and have a contrast of
 /// three and more on their ground, by day and by night; on paper the dashes and marks remain.
 pub const STYLE: &str = include_str!("draw/style.css");

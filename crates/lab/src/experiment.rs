@@ -1,7 +1,8 @@
-//! Experiments: scenarios on real daemons or in virtual time, and A/B tests of servers; measured, judged, reported.
+//! Experiments: scenarios on real daemons or in virtual time, A/B tests of servers, and studies of the model of I/O threads;
+//! measured, judged, reported.
 //!
-//! An [`Entry`] is a file, of those in the program or the user's own: a scenario ([`Experiment`]) or an A/B test
-//! ([`AbTest`]). [`runner::run`] makes its runs and stores each in a results directory as soon as it has ended. [`Findings`]
+//! An [`Entry`] is a file, of those in the program or the user's own: a scenario ([`Experiment`]), an A/B test ([`AbTest`]) or a
+//! study ([`Study`]). [`runner::run`] makes its runs and stores each in a results directory as soon as it has ended. [`Findings`]
 //! judge the runs in such a directory, and [`page`] writes them as a report. [`tidegate_sim`] has the scenarios and their
 //! judge, [`crate::play`] plays them on real daemons, and [`crate::interleaved`] compares servers.
 //!
@@ -19,12 +20,14 @@ pub mod page;
 pub mod runner;
 mod series;
 pub mod store;
+pub mod study;
 pub mod summary;
 
 pub use ab_test::AbTest;
 pub use directory::{Directory, Plan};
 pub use findings::{Findings, Verdict};
 pub use runner::{Order, Piece, Watcher};
+pub use study::Study;
 pub use summary::{SetUp, Summary, way_words};
 
 use std::collections::BTreeSet;
@@ -43,15 +46,17 @@ use crate::play;
 /// The files of `scenarios/`.
 const FILES: &[&str] = include!(concat!(env!("OUT_DIR"), "/scenarios.rs"));
 
-/// The published experiments that are built: those on I/O control in the order in which they were published, then the
-/// A/B tests.
-pub const PUBLISHED: [&str; 9] = [
+/// The published experiments that are built: those on I/O control in the order in which they were published, then those on
+/// I/O threads, then the A/B tests.
+pub const PUBLISHED: [&str; 11] = [
     "sioc-1",
     "sioc-2",
     "sioc-3",
     "sioc-4",
     "sioc-ssd",
     "flash-cache",
+    "io-threads",
+    "dense-mode",
     "filter-overhead",
     "million-iops",
     "compare-scenarios",
@@ -96,13 +101,15 @@ impl fmt::Display for On {
     }
 }
 
-/// An experiment of either kind.
+/// An experiment of any kind.
 #[derive(Clone, Debug)]
 pub enum Entry {
     /// A scenario of I/O control: on real daemons or in virtual time.
     Scenario(Box<Experiment>),
     /// The same work for several contestants, on real servers.
     AbTest(Box<AbTest>),
+    /// Set-ups and policies of I/O threads on a model of cores and guests: in virtual time.
+    Study(Box<Study>),
 }
 
 impl Entry {
@@ -142,14 +149,17 @@ impl Entry {
             .with_context(|| format!("{} is no scenario", path.display()))
     }
 
-    /// Reads one: an A/B test says so, and all else is to be a scenario.
+    /// Reads one: an A/B test and a study say so, and all else is to be a scenario.
     ///
     /// # Errors
-    /// The text is neither.
+    /// The text is none of them.
     pub fn read(text: &str) -> Result<Entry> {
         Ok(match AbTest::read(text)? {
             Some(ab_test) => Entry::AbTest(Box::new(ab_test)),
-            None => Entry::Scenario(Box::new(Experiment::read(text)?)),
+            None => match Study::read(text)? {
+                Some(study) => Entry::Study(Box::new(study)),
+                None => Entry::Scenario(Box::new(Experiment::read(text)?)),
+            },
         })
     }
 
@@ -159,6 +169,7 @@ impl Entry {
         match self {
             Entry::Scenario(experiment) => experiment.name(),
             Entry::AbTest(ab_test) => &ab_test.name,
+            Entry::Study(study) => &study.name,
         }
     }
 
@@ -168,6 +179,7 @@ impl Entry {
         match self {
             Entry::Scenario(experiment) => &experiment.text,
             Entry::AbTest(ab_test) => &ab_test.text,
+            Entry::Study(study) => &study.text,
         }
     }
 
@@ -177,16 +189,17 @@ impl Entry {
         match self {
             Entry::Scenario(experiment) => Entry::Scenario(Box::new(experiment.scaled(percent))),
             Entry::AbTest(ab_test) => Entry::AbTest(Box::new(ab_test.scaled(percent))),
+            Entry::Study(study) => Entry::Study(Box::new(study.scaled(percent))),
         }
     }
 
     /// The least percent of its length, and no less than `percent`, at which a run of it is not too short to judge. An A/B
-    /// test is never too short.
+    /// test or a study is never too short.
     #[must_use]
     pub fn at_least(&self, percent: u64) -> u64 {
         match self {
             Entry::Scenario(experiment) => experiment.at_least(percent),
-            Entry::AbTest(_) => percent,
+            Entry::AbTest(_) | Entry::Study(_) => percent,
         }
     }
 
@@ -196,6 +209,7 @@ impl Entry {
         match self {
             Entry::Scenario(experiment) => experiment.percent,
             Entry::AbTest(ab_test) => ab_test.percent,
+            Entry::Study(study) => study.percent,
         }
     }
 
@@ -204,6 +218,7 @@ impl Entry {
     pub fn not_on(&self, on: On) -> Option<&'static str> {
         match (self, on) {
             (Entry::Scenario(experiment), On::Engine) => experiment.only_simulated(),
+            (Entry::Study(_), On::Engine) => Some(summary::study::ONLY_SIMULATED),
             (Entry::AbTest(_), On::Sim) => {
                 Some("it measures real servers, and a processor's time is not modelled")
             }
@@ -211,8 +226,12 @@ impl Entry {
         }
     }
 
-    /// A place in which it was to be run and cannot be, with the reason. The checks of an A/B test have it themselves.
+    /// A place in which it was to be run and cannot be, with the reason. The checks of an A/B test have it themselves. A study
+    /// that is run in virtual time lacks nothing.
     pub(crate) fn missed_in(&self, on: &[On]) -> Option<(On, String)> {
+        if matches!(self, Entry::Study(_)) && on.contains(&On::Sim) {
+            return None;
+        }
         let why = self
             .not_on(On::Engine)
             .filter(|_| on.contains(&On::Engine))?;
@@ -223,6 +242,12 @@ impl Entry {
 impl From<Experiment> for Entry {
     fn from(experiment: Experiment) -> Entry {
         Entry::Scenario(Box::new(experiment))
+    }
+}
+
+impl From<Study> for Entry {
+    fn from(study: Study) -> Entry {
+        Entry::Study(Box::new(study))
     }
 }
 

@@ -347,11 +347,13 @@ impl Scenario {
         plan::plan(raw).or_else(|error| wrong(format!("scenario `{name}`: {error}")))
     }
 
-    /// Whether a file is meant to be a scenario. A/B tests of real servers are in the same directory, and only the lab
-    /// can run them.
+    /// Whether a file is meant to be a scenario. A/B tests of real servers and studies are in the same directory, and only
+    /// the lab can run them.
     pub fn is_meant(text: &str) -> bool {
         let table: Result<toml::Table, _> = toml::from_str(text);
-        table.map_or(true, |table| !table.contains_key("contest"))
+        table.map_or(true, |table| {
+            !table.contains_key("contest") && !table.contains_key("study")
+        })
     }
 
     /// Whether a disk has a layout or a cache, or there are several arrays.
@@ -495,6 +497,7 @@ mod tests {
         assert!(Scenario::is_meant(SMALL));
         assert!(Scenario::is_meant("neither ["));
         assert!(!Scenario::is_meant("name = \"x\"\n[contest]\nrounds = 3"));
+        assert!(!Scenario::is_meant("name = \"x\"\n[study]\nof = \"y\""));
     }
 
     #[test]

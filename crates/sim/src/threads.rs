@@ -4,7 +4,7 @@
 //! [`tidegate_model::cpu`]. Guests, queues, turns, kicks and calls are modelled here, with the costs of [`costs`].
 //!
 //! Reading order: [`costs`], [`trace`] (the input), [`world`] (the simulation), [`outcome`] (the figures), [`evaluate`] (every
-//! fixed set-up beside the policies).
+//! fixed set-up beside the policies), [`phases`] (the trace of the experiment), [`web_farm`] (dense mode).
 
 pub mod costs;
 pub mod evaluate;
@@ -13,6 +13,7 @@ mod io_thread;
 pub mod outcome;
 pub mod phases;
 pub mod trace;
+pub mod web_farm;
 pub mod world;
 
 pub use costs::Costs;

@@ -1,5 +1,6 @@
 //! I/O threads in virtual time: what the world's costs come to, moves, fairness, and that nothing is lost.
 
+use tidegate_core::coalesce::Coalesce;
 use tidegate_core::monitor::{Action, Decision, Policy, Snapshot, Why, Wish};
 use tidegate_core::request::DiskId;
 use tidegate_core::units::Span;
@@ -66,6 +67,8 @@ fn the_costs_come_to_the_measured_requests_a_second() {
             costs: Costs::MEASURED,
             vms: vec![1; 2],
             phases: vec![phase(300 * MS, loads.clone())],
+            coalesce: Coalesce::Off,
+            dense: false,
         };
         let outcome = fixed(&trace, set_up(threads, idle, own_cores), 100 * MS, 1);
         let rate = rate(&outcome, &trace);
@@ -87,12 +90,15 @@ fn a_seed_gives_the_same_run_twice() {
         latency: 80_000,
         size: 512,
         outstanding: 2,
+        group: 1,
     };
     let trace = Trace {
         cores: 3,
         costs: Costs::MEASURED,
         vms: vec![2, 1, 1],
         phases: vec![phase(200 * MS, vec![load; 3])],
+        coalesce: Coalesce::Off,
+        dense: false,
     };
     let run = |seed| {
         let outcome = fixed(&trace, set_up(2, Idle::Spin, false), 0, seed);
@@ -138,6 +144,8 @@ fn restless(latency: u64) -> Outcome {
         costs: Costs::MEASURED,
         vms: vec![1; 4],
         phases: vec![phase(1_000 * MS, vec![closed(8, 2_000, 3_000, latency); 4])],
+        coalesce: Coalesce::Off,
+        dense: false,
     };
     let policy = Box::new(Restless { to: 0 });
     World::new(&trace, set_up(2, Idle::Spin, true), Some(policy), 1).run(0)
@@ -178,6 +186,8 @@ fn depth_one_beside(others: usize, size: u64, service: u64) -> Span {
         costs: Costs::MEASURED,
         vms: vec![1; 1 + others],
         phases: vec![phase(2_000 * MS, loads)],
+        coalesce: Coalesce::Off,
+        dense: false,
     };
     let outcome = fixed(&trace, set_up(1, Idle::Spin, true), 500 * MS, 1);
     outcome.phases[0].latencies_by_vm[0].quantile(9_900)

@@ -78,6 +78,10 @@ impl Shown for Summary {
                 pairs.push(("ways", self.ways.join("; ")));
                 pairs.push(("one run", length(self.run_s)));
             }
+            SetUp::Study(study) => {
+                let inputs = study.inputs.iter();
+                pairs.extend(inputs.map(|(name, what)| (name.as_str(), what.clone())));
+            }
             SetUp::AbTest(ab_test) => {
                 pairs.push(("rounds", ab_test.blocks.to_string()));
                 pairs.push(("one round", length(self.run_s)));
@@ -90,6 +94,7 @@ impl Shown for Summary {
                 (None, SetUp::Scenario(_)) => {
                     format!("{} for every way once", length(self.engine_s))
                 }
+                (None, SetUp::Study(_)) => figures::dash(),
                 (None, SetUp::AbTest(_)) => format!("{} for all rounds", length(self.engine_s)),
             },
         ));
@@ -98,6 +103,10 @@ impl Shown for Summary {
         text += &match &self.set_up {
             SetUp::Scenario(scenario) => disks_and_phases(scenario),
             SetUp::AbTest(ab_test) => contestants_and_sweeps(ab_test),
+            SetUp::Study(study) => {
+                let parts = study.parts.iter().map(|part| vec![part.clone()]);
+                table::columns(&["PLAYED"], &parts.collect::<Vec<_>>())
+            }
         };
         let checks = self.checks.iter().map(|check| {
             let mut row = vec![check.what.clone(), check.bar.clone()];

@@ -10,6 +10,7 @@
 pub mod ab_test;
 pub mod agreement;
 mod judged;
+pub(in crate::experiment) mod study;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,11 +22,13 @@ use tidegate_sim::{Run, Scenario, Variant};
 use super::directory::{Directory, MachineSeen, write_json};
 use super::series::{Band, Slice, bands, mean_ms, percentile_ms};
 use super::store::{Busy, FORMAT, Head, Late, Piece, StoredRun};
+use super::study::StudyTable;
 use super::summary::{CheckSummary, way_slug};
 use super::{Experiment, On, Summary, way_words};
 use crate::statistics::{Spread, spread};
 use ab_test::{AbResults, Measured};
 use agreement::Agreement;
+use study::StudyResults;
 
 /// How a check came out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -168,6 +171,9 @@ pub struct Findings {
     /// What contestants did, of an A/B test.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub measured: Vec<Measured>,
+    /// Tables of a study.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tables: Vec<StudyTable>,
     /// The two places against each other, where both are there.
     pub agreement: Option<Agreement>,
     /// Runs that could not be made.
@@ -331,6 +337,9 @@ impl Findings {
     /// # Errors
     /// It holds no results, or a file in it is not what this program writes.
     pub fn read(path: &Path) -> Result<Findings> {
+        if let Some(results) = StudyResults::open(path)? {
+            return Ok(results.findings());
+        }
         match AbResults::open(path)? {
             Some(results) => Ok(results.findings()),
             None => Ok(Findings::of(&Loaded::read(path)?)),
@@ -352,6 +361,7 @@ impl Findings {
             checks: Vec::new(),
             stages: Vec::new(),
             measured: Vec::new(),
+            tables: Vec::new(),
             agreement: None,
             problems: directory.problems(),
             missing: 0,

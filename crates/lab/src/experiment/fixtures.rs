@@ -20,14 +20,14 @@ pub(crate) fn entry(name: &str, percent: u64) -> Entry {
 pub(crate) fn scenario(name: &str, percent: u64) -> Experiment {
     match entry(name, percent) {
         Entry::Scenario(experiment) => *experiment,
-        Entry::AbTest(_) => panic!("{name} is an A/B test"),
+        Entry::AbTest(_) | Entry::Study(_) => panic!("{name} is no scenario"),
     }
 }
 
 /// The same, which is an A/B test.
 pub(crate) fn ab_test(name: &str, percent: u64) -> AbTest {
     match entry(name, percent) {
-        Entry::Scenario(_) => panic!("{name} is a scenario"),
+        Entry::Scenario(_) | Entry::Study(_) => panic!("{name} is no A/B test"),
         Entry::AbTest(ab_test) => *ab_test,
     }
 }

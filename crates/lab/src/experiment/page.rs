@@ -22,8 +22,10 @@ use anyhow::{Result, bail};
 
 use super::directory::{self, write as write_file};
 use super::findings::ab_test::AbResults;
+use super::findings::study::StudyResults;
 use super::findings::{Check, Findings, Loaded, Verdict};
 use super::{Directory, On};
+pub(in crate::experiment) use crate::draw::Picture;
 use crate::draw::{fine, label};
 use crate::statistics::Spread;
 
@@ -48,17 +50,6 @@ impl Written {
     }
 }
 
-/// Panels that belong together.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Picture {
-    /// What it is about.
-    pub(super) name: String,
-    /// What is to be seen, and how to read it.
-    pub(super) caption: String,
-    /// Its panels.
-    pub(super) panels: Vec<String>,
-}
-
 /// One experiment on a page: what was found, its charts, and where its files are.
 struct Chapter {
     findings: Findings,
@@ -70,6 +61,13 @@ struct Chapter {
 impl Chapter {
     /// Of the results in a directory.
     fn of(place: &Path, base: String) -> Result<Chapter> {
+        if let Some(results) = StudyResults::open(place)? {
+            return Ok(Chapter {
+                findings: results.findings(),
+                pictures: results.pictures(),
+                base,
+            });
+        }
         let (findings, pictures) = match AbResults::open(place)? {
             Some(results) => {
                 let findings = results.findings();

@@ -8,6 +8,7 @@
 //! - An interruption leaves whole runs and no daemon.
 
 pub(super) mod ab_test;
+mod study;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -24,6 +25,7 @@ use crate::attend;
 use crate::interleaved::{TRIES, rotation};
 use crate::play::{self, Performance};
 use ab_test::Blocks;
+use study::Parts;
 
 pub use super::store::Piece;
 
@@ -104,6 +106,7 @@ impl Order<'_> {
         match self.experiment {
             Entry::Scenario(experiment) => expected(&Played::of(self, experiment)),
             Entry::AbTest(ab_test) => expected(&Blocks::of(self, ab_test)),
+            Entry::Study(study) => expected(&Parts::of(self, study)),
         }
     }
 }
@@ -124,6 +127,7 @@ pub fn run(order: &Order<'_>, directory: &mut Directory, watcher: &mut dyn Watch
     match order.experiment {
         Entry::Scenario(experiment) => walk(&mut Played::of(order, experiment), directory, watcher),
         Entry::AbTest(ab_test) => walk(&mut Blocks::of(order, ab_test), directory, watcher),
+        Entry::Study(study) => walk(&mut Parts::of(order, study), directory, watcher),
     }
 }
 

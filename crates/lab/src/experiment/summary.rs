@@ -12,12 +12,14 @@ use tidegate_sim::{Policy, Variant};
 
 pub(super) mod ab_test;
 mod layouts;
+pub(super) mod study;
 
 use super::ab_test::{bytes, request};
 use super::store::Piece;
 use super::{Entry, Experiment, On, PUBLISHED};
 use crate::draw::label;
 pub use ab_test::{AbTestSummary, ContestantSummary, SweepSummary};
+pub use study::StudySummary;
 
 /// An experiment in words.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -53,6 +55,8 @@ pub enum SetUp {
     Scenario(ScenarioSummary),
     /// Contestants and their work.
     AbTest(AbTestSummary),
+    /// Inputs of a model, and what is played on it.
+    Study(StudySummary),
 }
 
 /// A scenario's hosts and disks in words.
@@ -116,6 +120,7 @@ impl Entry {
         match self {
             Entry::Scenario(experiment) => experiment.summary(),
             Entry::AbTest(ab_test) => ab_test.summary(),
+            Entry::Study(study) => study.summary(),
         }
     }
 }
@@ -569,7 +574,7 @@ mod tests {
     fn set_up(summary: &Summary) -> &ScenarioSummary {
         match &summary.set_up {
             SetUp::Scenario(set_up) => set_up,
-            SetUp::AbTest(_) => panic!("{} is a scenario", summary.name),
+            SetUp::AbTest(_) | SetUp::Study(_) => panic!("{} is a scenario", summary.name),
         }
     }
 

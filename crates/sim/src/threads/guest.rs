@@ -1,6 +1,7 @@
 //! The guests' side of a run: vCPUs, their queues, and the requests in them.
 
 use std::collections::VecDeque;
+use tidegate_core::coalesce::{Coalesce, Coalescer};
 use tidegate_core::round_robin::{Flow, Share};
 use tidegate_model::cpu::TaskId;
 
@@ -13,6 +14,8 @@ pub(super) struct Request {
     pub(super) queued: u64,
     /// The phase that it belongs to.
     pub(super) phase: usize,
+    /// Whether its latency counts: it is the last one of those that were due together.
+    pub(super) last: bool,
 }
 
 /// What a vCPU does.
@@ -50,6 +53,14 @@ pub(super) struct Vcpu {
     pub(super) flow: Flow,
     /// Whether the thread wants a kick for the next request.
     pub(super) armed: bool,
+    /// So many requests in the queue make the guest kick.
+    pub(super) kicks_at: usize,
+    /// Scans in dense mode that found nothing, in a row.
+    pub(super) empty_scans: u32,
+    /// When its guest is called.
+    pub(super) coalescer: Coalescer,
+    /// Requests that are with the datastore, or taken.
+    pub(super) in_flight: u32,
     /// Whether a kick is on its way.
     pub(super) kicking: bool,
     /// Whether a call is on its way.
@@ -65,7 +76,7 @@ pub(super) struct Vcpu {
 }
 
 impl Vcpu {
-    pub(super) fn new(vm: usize, task: TaskId) -> Vcpu {
+    pub(super) fn new(vm: usize, task: TaskId, coalesce: Coalesce) -> Vcpu {
         Vcpu {
             vm,
             task,
@@ -75,6 +86,10 @@ impl Vcpu {
             used: VecDeque::new(),
             flow: Flow::new(Share::default()),
             armed: true,
+            kicks_at: 1,
+            empty_scans: 0,
+            coalescer: Coalescer::new(coalesce),
+            in_flight: 0,
             kicking: false,
             called: false,
             interrupt: false,

@@ -51,6 +51,8 @@ pub(super) struct IoThread {
     pub(super) turns: RoundRobin,
     /// Its run time when the turn began.
     pub(super) turn_began: u64,
+    /// When its timer ends, if it has one: a scan, or a call that is held.
+    pub(super) timer: Option<u64>,
     /// Where the next turn begins.
     pub(super) rotation: usize,
     /// The average time without work, a running one with weight 1/8.
@@ -77,6 +79,7 @@ pub(super) struct Totals {
     pub(super) wakes: u64,
     pub(super) calls: u64,
     pub(super) kicks: u64,
+    pub(super) scans: u64,
 }
 
 impl IoThread {
@@ -95,6 +98,7 @@ impl IoThread {
             queues: Vec::new(),
             turns: RoundRobin::new(),
             turn_began: 0,
+            timer: None,
             rotation: 0,
             gap: 0,
             empty_since: 0,

@@ -81,7 +81,7 @@ pub struct Outcome {
     pub curve: Vec<u64>,
     /// What a policy changed.
     pub changes: Vec<Change>,
-    /// How long disks were served by no thread while they moved.
+    /// How long disks were served by no thread while they moved: from the last turn on one thread to the first on the other.
     pub pauses: Histogram,
     /// Time of all cores that nothing ran on.
     pub idle: u64,

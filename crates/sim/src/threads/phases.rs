@@ -11,6 +11,7 @@
 
 use super::costs::Costs;
 use super::trace::{Load, Phase, Trace};
+use tidegate_core::coalesce::Coalesce;
 
 /// Flash: 80 us on average.
 const FLASH: u64 = 80_000;
@@ -23,14 +24,70 @@ pub fn trace(lasts: u64, exit: u64) -> Trace {
     let order = [
         compute, deep, depth_one, mixed, depth_one, compute, mixed, deep,
     ];
+    on_four_cores(order.map(|phase| phase(lasts)).to_vec(), exit)
+}
+
+/// Each of the four kinds of phases alone, for that long: a constant load.
+#[must_use]
+pub fn constant(lasts: u64, exit: u64) -> Vec<Trace> {
+    let kinds = [compute, deep, depth_one, mixed];
+    let alone = kinds.map(|phase| on_four_cores(vec![phase(lasts)], exit));
+    alone.to_vec()
+}
+
+/// The load of a thread rises from nothing to four deep queues, each of which is a quarter of it: a step to react to.
+/// Some monitors never move a disk with less than a fifth of a thread, so those of phase B stay together.
+#[must_use]
+pub fn step(lasts: u64, exit: u64) -> Trace {
+    let idle = phase("idle", lasts, vec![Load::IDLE; 8]);
+    let mut step = deep(lasts);
+    step.loads[4..].fill(Load::IDLE);
+    on_four_cores(vec![idle, step], exit)
+}
+
+/// Small messages at so many a second in all, after those of MQTT clients: from six VMs with two vCPUs and a queue for each,
+/// or from one VM with eight. Each vCPU works 5 us for a message.
+#[must_use]
+pub fn messages(small: bool, rate: u64, lasts: u64, exit: u64) -> Trace {
+    let vms = if small { vec![2; 6] } else { vec![8] };
+    let load = Load {
+        rate: rate / vms.len() as u64,
+        ..MESSAGES
+    };
+    let loads = vec![load; vms.len()];
+    Trace {
+        cores: 8,
+        costs: costs(exit),
+        vms,
+        phases: vec![phase("messages", lasts, loads)],
+        coalesce: Coalesce::Off,
+        dense: false,
+    }
+}
+
+/// A message: 512 bytes, from memory.
+const MESSAGES: Load = Load {
+    work: 5_000,
+    service: 700,
+    size: 512,
+    ..Load::IDLE
+};
+
+fn costs(exit: u64) -> Costs {
+    Costs {
+        exit,
+        ..Costs::MEASURED
+    }
+}
+
+fn on_four_cores(phases: Vec<Phase>, exit: u64) -> Trace {
     Trace {
         cores: 4,
-        costs: Costs {
-            exit,
-            ..Costs::MEASURED
-        },
+        costs: costs(exit),
         vms: vec![1; 8],
-        phases: order.map(|phase| phase(lasts)).to_vec(),
+        phases,
+        coalesce: Coalesce::Off,
+        dense: false,
     }
 }
 
@@ -81,10 +138,7 @@ fn depth_one(lasts: u64) -> Phase {
 fn mixed(lasts: u64) -> Phase {
     let messages = Load {
         outstanding: 4,
-        work: 5_000,
-        service: 700,
-        size: 512,
-        ..Load::IDLE
+        ..MESSAGES
     };
     let single = Load {
         outstanding: 1,

@@ -6,6 +6,7 @@
 //! Nanoseconds, bytes, requests a second.
 
 use super::costs::Costs;
+use tidegate_core::coalesce::Coalesce;
 
 /// The input of a run, apart from the set-up of the I/O threads.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +19,10 @@ pub struct Trace {
     pub vms: Vec<u32>,
     /// One after the other.
     pub phases: Vec<Phase>,
+    /// How completions are coalesced.
+    pub coalesce: Coalesce,
+    /// Whether the host is in dense mode: kicks and calls are coalesced, and idle threads sleep at once.
+    pub dense: bool,
 }
 
 /// A part of the trace with constant loads.
@@ -48,6 +53,8 @@ pub struct Load {
     pub latency: u64,
     /// Bytes of a request.
     pub size: u64,
+    /// Requests that are due together, of a load with a rate; the last one's latency counts. Zero is one.
+    pub group: u64,
 }
 
 impl Load {
@@ -60,6 +67,7 @@ impl Load {
         service: 0,
         latency: 0,
         size: 0,
+        group: 0,
     };
 
     /// The useful work of a request: the guest's and the service, without the costs that depend on the set-up.

@@ -10,6 +10,7 @@
 //! # Units
 //! Nanoseconds since the beginning.
 
+mod dense;
 mod guests;
 mod monitored;
 mod turn;
@@ -19,6 +20,7 @@ use super::io_thread::{Doing as ThreadDoing, IoThread};
 use super::outcome::{Outcome, SAMPLE, Window};
 use super::trace::{Idle, Load, SetUp, Trace};
 use crate::queue::Queue;
+use dense::coalesced;
 use monitored::Monitor;
 use tidegate_core::histogram::Histogram;
 use tidegate_core::monitor::{Policy, ThreadState};
@@ -39,6 +41,8 @@ pub(super) enum Event {
         vcpu: usize,
         request: Request,
     },
+    /// A thread's timer has ended.
+    Timer { thread: usize, at: u64 },
     /// The monitor takes a snapshot.
     Monitor,
     /// A point of the curve.
@@ -51,8 +55,8 @@ pub(super) struct Disk {
     pub(super) thread: usize,
     /// Where it goes, from the order until the new thread has it.
     pub(super) moving: Option<usize>,
-    /// When its last move was ordered, and when it ended.
-    pub(super) ordered: u64,
+    /// When it left its last thread, and when it came to this one.
+    pub(super) left: u64,
     pub(super) moved: Option<u64>,
     /// Its vCPUs.
     pub(super) vcpus: Vec<usize>,
@@ -117,9 +121,17 @@ impl<'a> World<'a> {
             let mask = if number < own { 1 << number } else { u64::MAX };
             let task = cpus.spawn(0, costs.thread_slice, mask);
             owners.push(Owner::Thread(number));
-            IoThread::new(task, set_up.idle)
+            IoThread::new(
+                task,
+                if trace.dense {
+                    Idle::Sleep
+                } else {
+                    set_up.idle
+                },
+            )
         });
         let mut threads: Vec<IoThread> = threads.collect();
+        let coalesce = coalesced(trace);
         let (mut vcpus, mut disks) = (Vec::new(), Vec::new());
         for (vm, count) in trace.vms.iter().enumerate() {
             let thread = vm % set_up.threads;
@@ -132,7 +144,7 @@ impl<'a> World<'a> {
                 let task = cpus.spawn(0, costs.vcpu_slice, u64::MAX << own);
                 owners.push(Owner::Vcpu(vcpus.len()));
                 disk.vcpus.push(vcpus.len());
-                vcpus.push(Vcpu::new(vm, task));
+                vcpus.push(Vcpu::new(vm, task, coalesce));
             }
             disks.push(disk);
         }
@@ -232,6 +244,7 @@ impl<'a> World<'a> {
                 self.threads[thread].completions.push_back((vcpu, request));
                 self.nudge(thread);
             }
+            Event::Timer { thread, at } => self.timer(thread, at),
             Event::Monitor => self.monitor(),
             Event::Sample => {
                 self.count_computing();
@@ -265,7 +278,7 @@ impl<'a> World<'a> {
         let load = self.load(vm, request.phase);
         self.window.useful += load.useful(&self.trace.costs);
         let from = self.trace.begins(self.phase) + self.outcome.settles;
-        if request.phase == self.phase && self.now >= from {
+        if request.last && request.phase == self.phase && self.now >= from {
             let latency = self.now - request.began;
             self.window.answered(vm, latency);
         }

@@ -6,6 +6,7 @@ use crate::draw::{fine, label};
 use crate::experiment::findings::ab_test::Measured;
 use crate::experiment::findings::agreement::Agreement;
 use crate::experiment::findings::{Check, Findings, Made, Stage, Verdict};
+use crate::experiment::study::StudyTable;
 use crate::experiment::summary::{AbTestSummary, PhaseSummary, Summary};
 use crate::experiment::{On, SetUp};
 
@@ -121,6 +122,10 @@ fn section(chapter: &Chapter, several: bool) -> Section {
             blocks.push(heading("What was measured"));
             blocks.extend(measured(findings));
             blocks.push(Block::Note(KEY.to_owned()));
+        }
+        SetUp::Study(_) => {
+            blocks.push(heading("What was played"));
+            blocks.extend(findings.tables.iter().map(study_table));
         }
         SetUp::Scenario(_) => {
             blocks.push(heading("What every disk had"));
@@ -242,6 +247,13 @@ fn figures(stage: &Stage) -> Block {
     Block::Table(table(stage.on.title(), columns, rows))
 }
 
+/// A table of a study.
+fn study_table(own: &StudyTable) -> Block {
+    let rows = own.rows.iter();
+    let rows = rows.map(|row| row.iter().map(|text| Cell::from(text.as_str())).collect());
+    Block::Table(table(&own.title, own.columns, rows))
+}
+
 /// Stands below the tables of an A/B test.
 const KEY: &str = "%/k: percent of a processor for 1,000 I/Os a second, of the server alone and with its client. A client \
      with nearly 100 % of a processor is the limit itself.";
@@ -293,6 +305,7 @@ fn set_up(summary: &Summary) -> Vec<Block> {
     let scenario = match &summary.set_up {
         SetUp::Scenario(scenario) => scenario,
         SetUp::AbTest(ab_test) => return vec![contestants(ab_test)],
+        SetUp::Study(study) => return vec![Block::Facts(study.inputs.clone())],
     };
     let disks = scenario.disks.iter().map(|disk| {
         let (shares, settings) = (disk.shares.to_string(), disk.settings.as_str());

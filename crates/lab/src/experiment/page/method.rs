@@ -71,6 +71,7 @@ pub(super) fn of(findings: &Findings) -> Vec<String> {
     let mut says = match &findings.experiment.set_up {
         SetUp::AbTest(summary) => ab_test(findings, summary),
         SetUp::Scenario(_) => scenario(findings),
+        SetUp::Study(_) => study(findings),
     };
     says.push(
         "Compare ratios between machines, not absolute figures. Quote both with the machine."
@@ -137,6 +138,24 @@ fn scenario(findings: &Findings) -> Vec<String> {
         "Lines over time are of the first repeat. Latencies by percentile are of all repeats together.".to_owned(),
     );
     says
+}
+
+fn study(findings: &Findings) -> Vec<String> {
+    vec![
+        "In virtual time: the policies, the round robin and the coalescing of the engine. Cores, guests, turns, kicks and calls are \
+         modelled, with the costs that stand above."
+            .to_owned(),
+        "The trace was fixed before a policy was run on it.".to_owned(),
+        format!("Length: {} % of what the study plays.", findings.percent),
+        match findings.repeat {
+            1 => "Each part was played once.".to_owned(),
+            n => format!(
+                "Each part was played {n} times with seeds {} to {}. The median is judged; tables and pictures are of the first.",
+                findings.seed,
+                findings.seed + u64::from(n) - 1
+            ),
+        },
+    ]
 }
 
 fn ab_test(findings: &Findings, summary: &AbTestSummary) -> Vec<String> {

@@ -24,6 +24,7 @@ impl World<'_> {
                         began: self.now,
                         queued: self.now,
                         phase,
+                        last: true,
                     };
                     self.vcpus[vcpu].due.push_back(request);
                 }
@@ -46,12 +47,16 @@ impl World<'_> {
         let count = self.disks[vm].vcpus.len() as u64;
         let at = usize::try_from(self.random.below(count)).unwrap_or(0);
         let vcpu = self.disks[vm].vcpus[at];
-        let request = Request {
-            began: self.now,
-            queued: self.now,
-            phase,
-        };
-        self.vcpus[vcpu].due.push_back(request);
+        let group = self.load(vm, phase).group.max(1);
+        for number in 1..=group {
+            let request = Request {
+                began: self.now,
+                queued: self.now,
+                phase,
+                last: number == group,
+            };
+            self.vcpus[vcpu].due.push_back(request);
+        }
         self.window.offered += 1;
         self.rouse(vcpu);
         self.put_due(vm, phase);
@@ -134,7 +139,7 @@ impl World<'_> {
             self.nudge(thread);
             return false;
         }
-        if own.kicking {
+        if own.kicking || own.avail.len() < own.kicks_at {
             return false;
         }
         let costs = &self.trace.costs;

@@ -79,21 +79,9 @@ impl World<'_> {
             Span::from_nanos(value - std::mem::replace(before, value))
         };
         let span = since(now, &mut last.at);
-        let cores = 0..self.cpus.cores();
-        let idle = cores.map(|core| self.cpus.core_times(now, core).idle).sum();
-        let (mut run, mut delay) = (0, 0);
-        for vcpu in &self.vcpus {
-            let times = self.cpus.times(now, vcpu.task);
-            run += times.run;
-            delay += times.wait;
-        }
         let host = HostLoad {
             cpus: u16::try_from(self.cpus.cores()).unwrap_or(u16::MAX),
-            idle: since(idle, &mut last.idle),
-            steal: Span::ZERO,
-            guests_run: Some(since(run, &mut last.guests_run)),
-            guests_delay: Some(since(delay, &mut last.guests_delay)),
-            dense: false,
+            ..HostLoad::default()
         };
         last.threads.resize(self.threads.len(), Seen::default());
         let mut threads = Vec::with_capacity(self.threads.len());
@@ -110,6 +98,16 @@ impl World<'_> {
         };
         if disks {
             snapshot.disks_span = Some(since(now, &mut last.disks_at));
+            let cores = 0..self.cpus.cores();
+            let idle = cores.map(|core| self.cpus.core_times(now, core).idle).sum();
+            let vcpus = self.vcpus.iter();
+            let times = vcpus.map(|vcpu| self.cpus.times(now, vcpu.task));
+            let (run, delay) = times.fold((0, 0), |(run, delay), times| {
+                (run + times.run, delay + times.wait)
+            });
+            snapshot.host.idle = since(idle, &mut last.idle);
+            snapshot.host.guests_run = Some(since(run, &mut last.guests_run));
+            snapshot.host.guests_delay = Some(since(delay, &mut last.guests_delay));
             let all = 0..self.disks.len();
             snapshot.disks = all.map(|disk| self.disk_load(disk)).collect();
         }
@@ -246,7 +244,6 @@ impl World<'_> {
             return false;
         }
         own.moving = Some(to);
-        own.ordered = self.now;
         let from = own.thread;
         self.threads[from].leaving.push((disk, to));
         self.nudge(from);

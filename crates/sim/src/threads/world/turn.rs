@@ -29,6 +29,7 @@ impl World<'_> {
         let own = &mut self.vcpus[vcpu];
         own.kicking = false;
         own.armed = false;
+        own.empty_scans = 0;
         own.last = self.now;
         self.threads[thread].totals.kicks += 1;
         self.nudge(thread);
@@ -84,6 +85,11 @@ impl World<'_> {
             }
         }
         self.threads[thread].taken = taken;
+        self.call(thread)
+    }
+
+    /// Begins to call the guests that are to be called. Returns whether there are any.
+    fn call(&mut self, thread: usize) -> bool {
         if self.threads[thread].calls.is_empty() {
             return false;
         }
@@ -113,16 +119,18 @@ impl World<'_> {
         disk.bytes += self.trace.phases[request.phase].loads[vm].size;
         disk.outstanding += self.now - request.queued;
         let own = &mut self.vcpus[vcpu];
+        own.in_flight -= 1;
         own.used.push_back(request);
-        if own.needs_call() {
-            own.called = true;
-            self.threads[thread].calls.push(vcpu);
-        }
+        self.published(thread, vcpu);
     }
 
     /// Takes what there is, or polls, or sleeps.
     pub(super) fn next_turn(&mut self, thread: usize) {
         self.hand_over(thread);
+        self.call_due(thread);
+        if self.call(thread) {
+            return;
+        }
         let mut cost = self.take_completions(thread);
         cost += self.take_requests(thread);
         let task = self.threads[thread].task;
@@ -147,13 +155,7 @@ impl World<'_> {
             self.cpus.work(self.now, task, time);
             return;
         }
-        for at in 0..self.threads[thread].disks.len() {
-            let disk = self.threads[thread].disks[at];
-            for at in 0..self.disks[disk].vcpus.len() {
-                let vcpu = self.disks[disk].vcpus[at];
-                self.vcpus[vcpu].armed = true;
-            }
-        }
+        self.ask_for_kicks(thread);
         self.threads[thread].doing = Doing::Sleeping;
         self.cpus.block(self.now, task);
     }
@@ -178,6 +180,7 @@ impl World<'_> {
         let mut leaving = std::mem::take(&mut self.threads[thread].leaving);
         for (disk, to) in leaving.drain(..) {
             self.threads[thread].disks.retain(|other| *other != disk);
+            self.disks[disk].left = self.now;
             self.threads[to].inbox.push(disk);
             self.nudge(to);
         }
@@ -189,7 +192,7 @@ impl World<'_> {
             own.thread = thread;
             own.moving = None;
             own.moved = Some(self.now);
-            let pause = self.now - own.ordered;
+            let pause = self.now - own.left;
             self.outcome.pauses.record(Span::from_nanos(pause));
             for at in 0..self.disks[disk].vcpus.len() {
                 // The queue is read in any case, so that no kick is lost.
@@ -339,6 +342,7 @@ impl Flows for Fetch<'_> {
             && let Some(request) = own.avail.pop_front()
         {
             own.taken += 1;
+            own.in_flight += 1;
             own.last = self.now;
             allowance.take(self.phases[request.phase].loads[own.vm].size);
             self.taken.push(Taken {
