@@ -22,6 +22,8 @@ use tidegate_front::vhost::inflight::region_len;
 use tidegate_front::vhost::queue::QueueConfig;
 use tidegate_front::vhost::{Area, GuestMemory};
 
+mod coalescing;
+mod fairness;
 mod scattered;
 
 /// How long a test waits before it fails: never reached unless something is stuck.
