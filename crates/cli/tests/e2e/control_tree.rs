@@ -49,6 +49,16 @@ fn the_tree_is_read_and_written_by_commands() {
     let age = daemon.run(&["get", "/thread/0/age_ns"]);
     let age: u64 = age.trim().parse().expect("a count");
     assert!(sum.iter().sum::<u64>() <= age, "{sum:?} of {age}");
+    daemon.run(&["set", "/device/db1/weight", "25"]);
+    daemon.run(&["set", "/device/db1/class", "latency"]);
+    daemon.run(&["set", "/device/db1/coalesce", "static:16,64us"]);
+    let shown = daemon.json(&["disk", "show", "db1"]);
+    assert_eq!(
+        (&shown["io_weight"], &shown["io_class"], &shown["coalesce"]),
+        (&25.into(), &"latency".into(), &"static:16,64us".into()),
+        "{shown:#}"
+    );
+    assert_eq!(daemon.run(&["get", "/device/db1/weight"]), "25\n");
     let refused = daemon.attempt(&["set", "/device/db1/thread", "77", "-o", "json"]);
     assert_eq!(refused.status.code(), Some(1));
     let problem: Value = serde_json::from_slice(&refused.stderr).expect("-o json is JSON");

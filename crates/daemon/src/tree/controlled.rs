@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use tidegate_api::disk::ClientKind;
+use tidegate_api::disk::{ClientKind, DiskSet};
+use tidegate_api::io::{Coalesce, IO_WEIGHT, IoClass};
 use tidegate_api::name::Name;
 use tidegate_api::thread::{DiskThread, Thread};
 use tidegate_engine::counters::QueueActivity;
@@ -35,6 +36,8 @@ pub(crate) trait Controlled {
     fn device(&self, name: &Name) -> Outcome<Device>;
     /// Moves a disk to another I/O thread.
     fn move_device(&self, name: &Name, thread: u32) -> Outcome<DiskThread>;
+    /// Changes a disk's settings.
+    fn set_device(&self, name: &Name, order: &DiskSet) -> Outcome<()>;
     /// What the queues of a disk have done, and last its NBD connections together.
     fn queues(&self, name: &Name) -> Outcome<Vec<(Queue, QueueActivity)>>;
     /// The virtual machines that are connected, by process.
@@ -53,6 +56,12 @@ pub(crate) struct Device {
     pub(crate) clients: usize,
     /// The processes of the virtual machines that are connected.
     pub(crate) owners: Vec<u32>,
+    /// Its weight on its I/O thread.
+    pub(crate) weight: u32,
+    /// Its class there.
+    pub(crate) class: IoClass,
+    /// How its completions are coalesced; `None`: as the configuration says.
+    pub(crate) coalesce: Option<Coalesce>,
 }
 
 /// A queue of a device.
@@ -136,18 +145,29 @@ impl Controlled for DiskService {
             .collect();
         owners.sort_unstable();
         owners.dedup();
+        let descriptor = disk.descriptor();
+        let of = descriptor.as_ref();
         Ok(Device {
             datastore: disk.datastore().clone(),
             thread: disk.thread(),
             size_bytes: disk.size(),
-            queues: disk.descriptor().map_or(1, |descriptor| descriptor.queues),
+            queues: of.map_or(1, |it| it.queues),
             clients: clients.len(),
             owners,
+            weight: of.and_then(|it| it.io_weight).unwrap_or(IO_WEIGHT),
+            class: of.map(|it| it.io_class).unwrap_or_default(),
+            coalesce: of.and_then(|it| it.coalesce),
         })
     }
 
     fn move_device(&self, name: &Name, thread: u32) -> Outcome<DiskThread> {
         self.move_to_thread(name, thread)
+    }
+
+    fn set_device(&self, name: &Name, order: &DiskSet) -> Outcome<()> {
+        // A detached disk has no device, and its settings are not the tree's.
+        self.must_be_attached(name)?;
+        self.set(name, order).map(drop)
     }
 
     fn queues(&self, name: &Name) -> Outcome<Vec<(Queue, QueueActivity)>> {

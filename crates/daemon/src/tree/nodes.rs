@@ -1,5 +1,7 @@
 //! The table of the control tree: each directory and each file with its meaning, and how it is read and written.
 
+use tidegate_api::disk::DiskSet;
+use tidegate_api::io::{Coalesce, IO_WEIGHTS, IoClass};
 use tidegate_api::name::Name;
 use tidegate_api::thread::{Thread, ThreadState};
 use tidegate_api::tree::TreeAccess;
@@ -299,6 +301,34 @@ pub(crate) const NODES: &[Node] = &[
         },
     },
     Node {
+        path: "/device/NAME/weight",
+        about: "its weight on its I/O thread, 1 to 100; write `default` for 10",
+        file: File::Device {
+            read: Some(|it| it.weight.to_string()),
+            write: Some(set_weight),
+        },
+    },
+    Node {
+        path: "/device/NAME/class",
+        about: "`normal`, or `latency`: its requests are taken first in every second turn of its I/O thread",
+        file: File::Device {
+            read: Some(|it| it.class.as_str().to_owned()),
+            write: Some(set_class),
+        },
+    },
+    Node {
+        path: "/device/NAME/coalesce",
+        about: "how its completions are coalesced: `off`, `static:COMPLETIONS,TIME` such as static:16,64us, `adaptive`, or `default`: \
+                as the configuration says",
+        file: File::Device {
+            read: Some(|it| {
+                it.coalesce
+                    .map_or_else(|| "default".to_owned(), |it| it.to_string())
+            }),
+            write: Some(set_coalesce),
+        },
+    },
+    Node {
         path: "/device/NAME/datastore",
         about: "the datastore of the disk",
         file: device(|it| it.datastore.to_string()),
@@ -435,6 +465,50 @@ fn lock(on: &dyn Controlled, thread: u32, value: &str) -> Outcome<String> {
 fn move_to(on: &dyn Controlled, name: &Name, value: &str) -> Outcome<String> {
     let moved = on.move_device(name, thread_in(value)?)?;
     Ok(format!("pause_us {:.1}", moved.pause_us))
+}
+
+fn set_weight(on: &dyn Controlled, name: &Name, value: &str) -> Outcome<String> {
+    let weight = match value {
+        "default" => None,
+        _ => match super::number(value) {
+            Some(weight) if IO_WEIGHTS.contains(&weight) => Some(weight),
+            _ => return Err(senseless(value, "write 1 to 100, or default")),
+        },
+    };
+    let order = DiskSet {
+        io_weight: Some(weight),
+        ..DiskSet::default()
+    };
+    on.set_device(name, &order)?;
+    Ok(String::new())
+}
+
+fn set_class(on: &dyn Controlled, name: &Name, value: &str) -> Outcome<String> {
+    let class = value.parse::<IoClass>();
+    let order = DiskSet {
+        io_class: Some(class.map_err(|_| senseless(value, "write normal or latency"))?),
+        ..DiskSet::default()
+    };
+    on.set_device(name, &order)?;
+    Ok(String::new())
+}
+
+fn set_coalesce(on: &dyn Controlled, name: &Name, value: &str) -> Outcome<String> {
+    let coalesce = match value {
+        "default" => None,
+        _ => Some(value.parse::<Coalesce>().map_err(|_| {
+            senseless(
+                value,
+                "write off, adaptive, default, or such as static:16,64us",
+            )
+        })?),
+    };
+    let order = DiskSet {
+        coalesce: Some(coalesce),
+        ..DiskSet::default()
+    };
+    on.set_device(name, &order)?;
+    Ok(String::new())
 }
 
 fn thread_in(value: &str) -> Outcome<u32> {

@@ -3,6 +3,8 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
+use tidegate_api::disk::DiskSet;
+use tidegate_api::io::{Coalesce, IoClass};
 use tidegate_api::thread::{DiskThread, ThreadState};
 use tidegate_core::units::Span;
 use tidegate_engine::counters::{DelayHistogram, QueueActivity};
@@ -20,6 +22,7 @@ struct State {
     threads: Vec<ThreadState>,
     default: Option<u32>,
     disks: BTreeMap<Name, u32>,
+    settings: BTreeMap<Name, (u32, IoClass, Option<Coalesce>)>,
 }
 
 fn name(text: &str) -> Name {
@@ -39,6 +42,7 @@ impl Played {
                 ThreadState::Parked,
             ],
             default: None,
+            settings: BTreeMap::new(),
             disks: BTreeMap::from([(name("db1"), 0), (name("N"), 1)]),
         }))
     }
@@ -56,6 +60,11 @@ impl Played {
             false => return busy("it is in another state"),
         }
         Ok(())
+    }
+
+    fn settings(&self, name: &Name) -> (u32, IoClass, Option<Coalesce>) {
+        let settings = self.state().settings.get(name).copied();
+        settings.unwrap_or((10, IoClass::Normal, None))
     }
 
     fn must_be_a_thread(&self, thread: u32) -> Outcome<()> {
@@ -157,6 +166,9 @@ impl Controlled for Played {
                 queues: 2,
                 clients: 3,
                 owners: vec![42, 43],
+                weight: self.settings(name).0,
+                class: self.settings(name).1,
+                coalesce: self.settings(name).2,
             }),
             None => {
                 Err(Problem::new(ProblemCode::NotFound, "it is not attached").remedy("attach it"))
@@ -178,6 +190,18 @@ impl Controlled for Played {
             pause_us: 12.34,
             in_flight: 7,
         })
+    }
+
+    fn set_device(&self, name: &Name, order: &DiskSet) -> Outcome<()> {
+        self.device(name)?;
+        let (weight, class, coalesce) = self.settings(name);
+        let settings = (
+            order.io_weight.map_or(weight, |it| it.unwrap_or(10)),
+            order.io_class.unwrap_or(class),
+            order.coalesce.unwrap_or(coalesce),
+        );
+        self.0.borrow_mut().settings.insert(name.clone(), settings);
+        Ok(())
     }
 
     fn queues(&self, name: &Name) -> Outcome<Vec<(Queue, QueueActivity)>> {
@@ -296,6 +320,17 @@ fn a_write_takes_effect_before_it_is_answered() {
     assert_eq!(text_of(&on, "/thread/0/locked"), "1\n");
     write(&on, "/thread/remove", "0").unwrap();
     assert_eq!(text_of(&on, "/thread/0/state"), "parked\n");
+    for (file, value) in [
+        ("weight", "25"),
+        ("class", "latency"),
+        ("coalesce", "static:16,64us"),
+        ("coalesce", "default"),
+    ] {
+        let path = format!("/device/db1/{file}");
+        write(&on, &path, value).unwrap();
+        assert_eq!(text_of(&on, &path), format!("{value}\n"));
+    }
+    assert_eq!(text_of(&on, "/device/N/weight"), "10\n");
     write(&on, "/thread/default", "1").unwrap();
     assert_eq!(text_of(&on, "/thread/default"), "1\n");
     write(&on, "/thread/default", "auto").unwrap();
@@ -337,6 +372,10 @@ fn a_refusal_has_the_name_of_its_system_error_and_what_to_do() {
         ("/thread/default", "2", "EBUSY"),
         ("/device/db1/thread", "2", "EINVAL"),
         ("/device/db1/thread", "4294967296", "EINVAL"),
+        ("/device/db1/weight", "101", "EINVAL"),
+        ("/device/db1/class", "urgent", "EINVAL"),
+        ("/device/db1/coalesce", "static:0,1us", "EINVAL"),
+        ("/device/web1/class", "latency", "ENOENT"),
         ("/thread/create", long.as_str(), "E2BIG"),
     ] {
         assert_eq!(
@@ -433,7 +472,10 @@ impl Random {
         match self.below(8) {
             0 => self.noise(),
             1 => "7".repeat(self.below(2 * LONGEST)),
-            2..5 => self.one_of(&["0", "1", " 2\n", "auto"]).to_owned(),
+            2..5 => {
+                let words = &["0", "1", " 2\n", "auto", "default", "latency", "off", "25"];
+                self.one_of(words).to_owned()
+            }
             _ => self
                 .one_of(&[
                     "0", "1", "2", "3", "auto", "", "\n", "1\n", "-0", "0x1", "1 2", "\0",
@@ -448,7 +490,7 @@ fn random_paths_and_values_are_answered_or_refused_by_name_and_a_refusal_changes
     let on = Played::new();
     let mut random = Random(0x51de_6a7e_1234_5678);
     let (mut reads, mut writes) = (0, 0);
-    for nth in 0..60_000 {
+    for nth in 0..90_000 {
         let (path, value) = (random.path(), random.value());
         let before = on.state();
         let refused = match random.below(2) {
