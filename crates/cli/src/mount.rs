@@ -184,11 +184,19 @@ fn unmounted(directory: &Path, error: &io::Error) -> Failure {
              (package fuse3)"
         }
         io::ErrorKind::NotFound => {
-            "install fusermount3, with which users other than root mount (package fuse3), or run it as root"
+            "install fusermount3 (package fuse3), or run it as root with the capability SYS_ADMIN (in a container: --cap-add \
+             SYS_ADMIN)"
         }
         _ => "see the kernel's log (dmesg); without a mount use tidegate get and tidegate set",
     };
-    let problem = Problem::new(ProblemCode::Unsupported, what).because(error);
+    let problem = Problem::new(ProblemCode::Unsupported, what);
+    let problem = match error.kind() {
+        // The directory exists, so it is the helper program that does not.
+        io::ErrorKind::NotFound => {
+            problem.because("this process may not mount by itself, and there is no fusermount3")
+        }
+        _ => problem.because(error),
+    };
     Failure::Failed(problem.remedy(remedy))
 }
 
@@ -207,6 +215,9 @@ mod tests {
         let problem = failure.problem().unwrap();
         assert!(problem.what.contains("/mnt"));
         assert!(problem.remedy.as_ref().unwrap().contains("SYS_ADMIN"));
+        let helper = io::Error::from(io::ErrorKind::NotFound);
+        let failure = unmounted(Path::new("/mnt"), &helper);
+        assert!(failure.problem().unwrap().why[0].contains("no fusermount3"));
     }
 
     #[test]
