@@ -59,18 +59,22 @@ impl<T: Default> Numbered<T> {
     }
 
     /// Whether this thread has given out the number.
+    #[inline(always)]
     pub(crate) fn is_own(&self, number: u32) -> bool {
-        giver(number) == giver(self.base)
+        self.index(number) < self.own.len()
     }
 
+    /// The entry of a number, if it is here.
     #[inline(always)]
     pub(crate) fn get(&self, number: u32) -> Option<&T> {
-        match self.own.get(self.index(number)) {
-            Some(entry) => Some(entry),
-            None => self.get_other(number),
+        let index = self.index(number);
+        match index < self.own.len() {
+            true => Some(&self.own[index]),
+            false => self.get_other(number),
         }
     }
 
+    /// The same, to change it.
     #[inline(always)]
     pub(crate) fn get_mut(&mut self, number: u32) -> Option<&mut T> {
         let index = self.index(number);
@@ -105,7 +109,7 @@ impl<T: Default> Numbered<T> {
     #[cold]
     #[inline(never)]
     fn set_other(&mut self, number: u32, entry: T) {
-        if self.is_own(number) {
+        if giver(number) == giver(self.base) {
             let index = self.index(number);
             self.own.resize_with(index + 1, T::default);
             self.own[index] = entry;
