@@ -136,7 +136,8 @@ fn check(workspace: &Workspace, steps: &mut Steps, left_out: &LeftOut) -> anyhow
             .env("RUSTFLAGS", "--cfg loom")
             .env("CARGO_TARGET_DIR", workspace.target.join("loom"))
             .args(["test", "--package", "tidegate-core"])
-            .args(["--test", "loom_shared"]),
+            .args(["--package", "tidegate-engine"])
+            .args(["--test", "loom_shared", "--test", "loom_moves"]),
     )
 }
 

@@ -10,6 +10,7 @@
 
 #![deny(unsafe_code)]
 
+mod atomics;
 pub mod beneath;
 mod blocking;
 pub mod control;

@@ -307,8 +307,10 @@ impl IoThread {
             }
         }
         self.call_all();
-        // Dropping the queries ends the wait of their senders, even if the rest of the thread is leaked.
+        // Dropping queries and commands ends the wait of their senders, even if the rest of the thread is leaked.
         self.queries.clear();
+        self.commands.clear();
+        self.inbox.close();
     }
 
     /// One turn. Returns whether there was anything to do.

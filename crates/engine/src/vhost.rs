@@ -31,6 +31,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use tidegate_core::request::DiskId;
 use tidegate_front::vhost::block::{BlockConfig, feature};
@@ -361,11 +362,16 @@ impl VhostUserBackendReqHandlerMut for Protocol {
         let ring = self.ring(index)?;
         ring.call = fd;
         match ring.running {
-            Some(queue) => self.order(Command::StopQueue(StopQueue {
-                disk: self.disk.id,
-                queue,
-                what: QueueChange::Call(call),
-            })),
+            Some(queue) => {
+                let (reply, set) = channel();
+                self.order(Command::StopQueue(StopQueue {
+                    disk: self.disk.id,
+                    queue,
+                    what: QueueChange::Call(call, reply),
+                }))?;
+                set.recv()
+                    .map_err(|_| refuse("the disk's I/O thread is gone"))
+            }
             None => {
                 self.call_once(call.as_ref());
                 Ok(())

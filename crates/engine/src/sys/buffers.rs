@@ -83,9 +83,23 @@ pub(crate) struct MovingSlot {
     parts: Vec<Vec<Segment>>,
 }
 
-impl MovingSlot {
-    pub(crate) fn number(&self) -> u32 {
-        self.number
+/// Slots on their way to another thread. If that has ended, their memory stays allocated while the kernel uses it.
+#[derive(Default)]
+pub(crate) struct MovingSlots(Vec<MovingSlot>);
+
+impl MovingSlots {
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = u32> {
+        self.0.iter().map(|moving| moving.number)
+    }
+}
+
+impl Drop for MovingSlots {
+    fn drop(&mut self) {
+        for moving in self.0.drain(..) {
+            if moving.slot.in_kernel > 0 {
+                std::mem::forget(moving);
+            }
+        }
     }
 }
 
@@ -129,17 +143,30 @@ enum Owner {
 }
 
 /// The memory of the slots of zeroes, which all threads share. It is never unmapped.
+static ZERO_MEMORY: OnceLock<Mmap> = OnceLock::new();
+
+/// That memory, which exists from its first use on.
 ///
 /// # Errors
 /// If the system has no address space for it.
 fn zero_memory() -> std::io::Result<&'static Mmap> {
-    static MEMORY: OnceLock<Mmap> = OnceLock::new();
-    if let Some(memory) = MEMORY.get() {
+    if let Some(memory) = ZERO_MEMORY.get() {
         return Ok(memory);
     }
     // A fresh mapping, because pool blocks contain old data.
     let fresh = Mmap::anonymous(ZEROES)?;
-    Ok(MEMORY.get_or_init(|| fresh))
+    Ok(ZERO_MEMORY.get_or_init(|| fresh))
+}
+
+/// A slot over them.
+fn zeroes_of(memory: &'static Mmap) -> Box<Slot> {
+    Box::new(Slot {
+        segments: vec![Segment::new(memory.base(), ZEROES)],
+        len: ZEROES,
+        owner: Owner::Zeroes,
+        disk: NO_DISK,
+        ..Slot::default()
+    })
 }
 
 impl Buffers {
@@ -235,14 +262,7 @@ impl Buffers {
     /// If the system has no address space for it.
     pub(crate) fn zeroes(&mut self) -> std::io::Result<u32> {
         if self.zeroes.is_none() {
-            let memory = zero_memory()?;
-            self.zeroes = Some(Box::new(Slot {
-                segments: vec![Segment::new(memory.base(), ZEROES)],
-                len: ZEROES,
-                owner: Owner::Zeroes,
-                disk: NO_DISK,
-                ..Slot::default()
-            }));
+            self.zeroes = Some(zeroes_of(zero_memory()?));
         }
         Ok(ZERO_SLOT)
     }
@@ -287,7 +307,7 @@ impl Buffers {
     }
 
     /// Takes out the slots of a disk, and those with these numbers: another thread puts them in.
-    pub(crate) fn take_out(&mut self, disk: DiskId, more: &[u32]) -> Vec<MovingSlot> {
+    pub(crate) fn take_out(&mut self, disk: DiskId, more: &[u32]) -> MovingSlots {
         let slots = self.slots.iter();
         let own = slots.filter(|(_, slot)| slot.disk == disk && !slot.is_vacant());
         let mut numbers: Vec<u32> = own.map(|(number, _)| number).collect();
@@ -299,7 +319,7 @@ impl Buffers {
     ///
     /// # Panics
     /// If one is not claimed.
-    pub(crate) fn take_numbers(&mut self, numbers: &[u32]) -> Vec<MovingSlot> {
+    pub(crate) fn take_numbers(&mut self, numbers: &[u32]) -> MovingSlots {
         let moving = numbers.iter().map(|&number| {
             let mut slot = self.slots.take(number);
             assert!(!slot.is_vacant(), "a slot that moves is claimed");
@@ -310,12 +330,15 @@ impl Buffers {
                 parts,
             }
         });
-        moving.collect()
+        MovingSlots(moving.collect())
     }
 
-    /// Puts in the slots that another thread has taken out.
-    pub(crate) fn put_in(&mut self, slots: Vec<MovingSlot>) {
-        for moving in slots {
+    /// Puts in the slots that another thread has taken out. What came with them may use the slot of zeroes.
+    pub(crate) fn put_in(&mut self, mut slots: MovingSlots) {
+        if let Some(memory) = ZERO_MEMORY.get() {
+            self.zeroes.get_or_insert_with(|| zeroes_of(memory));
+        }
+        for moving in slots.0.drain(..) {
             let MovingSlot {
                 number,
                 mut slot,

@@ -268,7 +268,8 @@ impl Ring {
 
     /// Cancels the operations with this tag; they complete with ECANCELED or as usual.
     pub(crate) fn cancel(&mut self, target: Tag, tag: Tag) {
-        let entry = opcode::AsyncCancel::new(target.to_bits()).build();
+        let all = types::CancelBuilder::user_data(target.to_bits()).all();
+        let entry = opcode::AsyncCancel2::new(all).build();
         self.push(entry, tag);
     }
 

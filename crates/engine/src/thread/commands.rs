@@ -191,8 +191,9 @@ pub(crate) struct StopQueue {
 pub(crate) enum QueueChange {
     /// Stops it; the answer, once nothing of it is in flight, is the position for a successor.
     Stop(Sender<u16>),
-    /// Replaces the descriptor through which its guest is called.
-    Call(Option<EventFd>),
+    /// Replaces the descriptor through which its guest is called. It is answered, and the front end sends nothing else before:
+    /// while the disk moves, a later command may overtake it.
+    Call(Option<EventFd>, Sender<()>),
 }
 
 /// Adds an NBD client whose handshake is done.
@@ -591,7 +592,10 @@ impl IoThread {
             return;
         };
         match what {
-            QueueChange::Call(call) => queue.set_call(call),
+            QueueChange::Call(call, reply) => {
+                queue.set_call(call);
+                let _ = reply.send(());
+            }
             QueueChange::Stop(reply) => {
                 queue.stop(reply);
                 queue.ignore_kicks(index, &mut self.cx.ring);

@@ -25,7 +25,6 @@ use crate::device::ReplyTo;
 use crate::device::nbd::Connection;
 use crate::device::ring::RingDevice;
 use crate::error::{Error, Kind, Result};
-use crate::sys::buffers::MovingSlot;
 use crate::sys::os;
 use crate::sys::ring::Completion;
 use crate::tag::{self, ImageId};
@@ -82,7 +81,7 @@ impl IoThread {
         self.note_timed();
         let of_layouts: Vec<u32> = moving.buffers().iter().map(|data| data.buffer).collect();
         let slots = self.cx.buffers.take_out(disk, &of_layouts);
-        let replies = slots.iter().map(MovingSlot::number);
+        let replies = slots.numbers();
         let replies = replies.map(|buffer| (buffer, self.cx.waiting.take(buffer)));
         let replies = replies.filter(|(_, reply)| !matches!(reply, ReplyTo::Nobody));
         let arrive = Arrive {
@@ -99,6 +98,8 @@ impl IoThread {
             reply,
         };
         self.wake_all_governors();
+        // The kernel looks at descriptors and lists now: afterwards they are the other thread's.
+        self.cx.ring.submit();
         let arrive = Command::Arrive(Box::new(arrive));
         self.peers.send_disk(disk, to, arrive);
     }
@@ -172,6 +173,8 @@ impl IoThread {
             reply,
         } = arrive;
         let in_flight = moving.in_flight();
+        // Time does not run backwards for the disk: this turn may have begun before the other thread's last one.
+        self.cx.now = self.cx.now.max(left);
         if moving.has_layout()
             && let Err(error) = self.give_arena()
         {

@@ -7,7 +7,7 @@ use crate::device::ReplyTo;
 use crate::device::nbd::Connection;
 use crate::device::ring::RingDevice;
 use crate::error::Result;
-use crate::sys::buffers::MovingSlot;
+use crate::sys::buffers::MovingSlots;
 use std::sync::mpsc::Sender;
 use tidegate_core::request::{Data, DiskId};
 use tidegate_core::shard::Moving;
@@ -38,7 +38,7 @@ pub(crate) struct Arrive {
     pub(super) disk: DiskId,
     pub(super) place: AttachedDisk,
     pub(super) moving: Box<Moving>,
-    pub(super) slots: Vec<MovingSlot>,
+    pub(super) slots: MovingSlots,
     /// The destinations of requests in flight, by their buffer.
     pub(super) replies: Vec<(u32, ReplyTo)>,
     pub(super) queues: Vec<(u32, Box<RingDevice>)>,
@@ -51,7 +51,7 @@ pub(crate) struct Arrive {
 }
 
 /// Buffers of an arena that a thread gives for those that came with a disk.
-pub(crate) struct GivenBuffers(pub(super) Vec<MovingSlot>, pub(super) Vec<Data>);
+pub(crate) struct GivenBuffers(pub(super) MovingSlots, pub(super) Vec<Data>);
 
 /// The place of a number in a table; adds places up to it.
 pub(super) fn slot_for<T>(table: &mut Vec<Option<T>>, number: u32) -> &mut Option<T> {

@@ -8,10 +8,10 @@
 //! - a number of a queue or a connection is in use once, on all threads together
 
 use super::commands::{Command, Inbox};
+use crate::atomics::{Arc, AtomicU8, AtomicUsize, Mutex, Ordering};
 use crate::sys::buffers::ReturnedNumbers;
 use std::io;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{OnceLock, PoisonError};
 use tidegate_core::request::DiskId;
 
 /// The home of a disk that has none.

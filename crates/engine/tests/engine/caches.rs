@@ -557,7 +557,7 @@ fn a_cached_disk_moves_between_threads_while_it_is_used() {
     let engine = engine(3);
     let disk = attach(&engine, &backing, devices.flash(0, false));
     write_back(&disk);
-    super::moves::moved_under_load(&engine, &disk, 400);
+    super::moves::moved_under_load(&engine, &disk, super::moves::moves());
     assert!(report(&disk).in_use);
     let before = client(&disk)
         .read(0, u32::try_from(SIZE).expect("small"))

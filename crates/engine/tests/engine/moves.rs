@@ -1,4 +1,6 @@
 //! Disks that move between I/O threads while clients verify what they read.
+//!
+//! `TIDEGATE_MOVES` sets how often each moves; by hand it is 10 000.
 
 use super::client::{Client, Random, Verifier};
 use super::rig::{
@@ -11,10 +13,16 @@ use tidegate_core::layout::LayoutSpec;
 use tidegate_core::request::{Flags, Op};
 use tidegate_engine::datastore::{OpenedImage, dir, emulated, memory, nbd};
 use tidegate_engine::nbd::handshake::BlockSizes;
+use tidegate_engine::nbd::wire::Abilities;
 use tidegate_engine::{Disk, DiskSpec, Engine, Kind, ThreadState};
 
 const SIZE: u64 = 6 << 20;
-const MOVES: u32 = 400;
+
+/// How often a disk moves.
+pub(crate) fn moves() -> u32 {
+    let often = std::env::var("TIDEGATE_MOVES").ok();
+    often.map_or(400, |often| often.parse().expect("a number"))
+}
 
 fn engine(threads: usize) -> Engine {
     super::rig::engine(threads)
@@ -39,13 +47,25 @@ pub(crate) fn moved_under_load(engine: &Engine, disk: &Disk, moves: u32) {
         }
         let mut random = Random(7);
         let threads = engine.thread_states().len() as u64;
+        let mut pauses = Vec::new();
         for _ in 0..moves {
             let to = usize::try_from(random.below(threads)).expect("few");
             let from = disk.thread();
             let moved = disk.move_to(to).expect("it moves");
             assert_eq!((moved.from, moved.to, disk.thread()), (from, to, to));
+            pauses.extend((from != to).then_some(moved.pause));
         }
         drop(end);
+        pauses.sort_unstable();
+        let at = |part: usize| pauses[(pauses.len() - 1) * part / 1000];
+        // Shown with `--nocapture`: it depends on the machine.
+        println!(
+            "{} moves; pause 50 %: {:?}, 99 %: {:?}, longest: {:?}",
+            pauses.len(),
+            at(500),
+            at(990),
+            at(1000)
+        );
     });
 }
 
@@ -79,7 +99,7 @@ fn plain_disk_is_verified(opened: OpenedImage, filter: &[&str]) {
         ..spec("disk", opened.info.size)
     };
     let disk = engine.attach(spec, opened).expect("the disk attaches");
-    moved_under_load(&engine, &disk, MOVES);
+    moved_under_load(&engine, &disk, moves());
     disk.detach(PATIENCE).expect("the disk is detached");
     nothing_is_left(&engine);
 }
@@ -136,7 +156,7 @@ fn a_disk_on_an_nbd_server_moves_under_load_and_so_does_the_servers() {
                 served.move_to(to).expect("it moves");
             }
         });
-        moved_under_load(&engine, &disk, MOVES);
+        moved_under_load(&engine, &disk, moves());
     });
     disk.detach(PATIENCE).expect("the disk is detached");
     nothing_is_left(&engine);
@@ -161,7 +181,7 @@ fn disks_with_layouts_move_under_load() {
         };
         let disk = engine.attach_members(spec, opened.collect(), PATIENCE);
         let disk = disk.expect("the disk attaches");
-        moved_under_load(&engine, &disk, MOVES);
+        moved_under_load(&engine, &disk, moves());
         disk.detach(PATIENCE).expect("the disk is detached");
         nothing_is_left(&engine);
     }
@@ -184,6 +204,144 @@ fn a_disk_whose_datastore_hangs_moves_with_its_requests() {
         let moved = disk.move_to(1 - disk.thread()).expect("it moves");
         assert_eq!((moved.in_flight, in_flight()), (64, 64), "round {round}");
     }
+    disk.detach(PATIENCE).expect("the disk is detached");
+    nothing_is_left(&engine);
+}
+
+/// Two turns for the move itself, and two for the receive that is cancelled on the old ring and begins anew on the new one.
+/// What hangs costs none.
+#[test]
+fn a_move_takes_few_turns_however_much_is_in_flight() {
+    const ROUNDS: u64 = 50;
+    let engine = engine(2);
+    let disk = attach(&engine, memory::open(SIZE).expect("it opens"));
+    disk.restack(&filters(&["fault:delay=3600s"]), PATIENCE)
+        .expect("a filter");
+    let mut waiting = client(&disk);
+    for nth in 0..64 {
+        waiting.send(Op::Read, Flags::NONE, nth << 12, 4096, &[]);
+    }
+    eventually("all are in flight", || {
+        disk.report().expect("it is attached").in_flight == 64
+    });
+    let turns = || {
+        let reports = engine.threads().expect("they answer");
+        [reports[0].turns, reports[1].turns]
+    };
+    let before = turns();
+    for _ in 0..ROUNDS {
+        disk.move_to(1 - disk.thread()).expect("it moves");
+    }
+    let after = turns();
+    for (before, after) in before.into_iter().zip(after) {
+        let taken = after - before;
+        assert!(
+            taken <= 4 * (ROUNDS + 1),
+            "{taken} turns for {ROUNDS} moves"
+        );
+    }
+    disk.detach(PATIENCE).expect("the disk is detached");
+    nothing_is_left(&engine);
+}
+
+/// Clients hang up in every step of a move, with requests in flight and answers unread.
+#[test]
+fn clients_that_vanish_while_their_disk_moves_leave_nothing() {
+    let engine = engine(3);
+    let disk = attach(&engine, memory::open(SIZE).expect("it opens"));
+    let delays = filters(&["fault:delay=200us,probability=0.5"]);
+    disk.restack(&delays, PATIENCE).expect("a filter");
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _end = End(&over);
+        scope.spawn(|| {
+            let mut random = Random(11);
+            while !over.load(Ordering::Relaxed) {
+                let to = usize::try_from(random.below(3)).expect("few");
+                disk.move_to(to).expect("it moves");
+            }
+        });
+        let mut random = Random(13);
+        for round in 0..moves() {
+            let mut client = client(&disk);
+            for nth in 0..1 + random.below(40) {
+                let at = (nth * 4096) % SIZE;
+                match random.below(2) {
+                    0 => client.send(Op::Read, Flags::NONE, at, 65_536, &[]),
+                    _ => client.send(Op::Write, Flags::NONE, at, 4096, &[1; 4096]),
+                };
+            }
+            if round % 4 == 0 {
+                // A part of a write, which never ends.
+                client.send(Op::Write, Flags::NONE, 0, 4096, &[2; 100]);
+            } else if round % 4 == 1 {
+                client.next_answer();
+            }
+        }
+    });
+    let mut last = client(&disk);
+    last.write(0, &[3; 512]).expect("a write");
+    assert_eq!(last.read(0, 1), Ok(vec![3]));
+    disk.detach(PATIENCE).expect("the disk is detached");
+    nothing_is_left(&engine);
+}
+
+/// Whoever waits for a move when the engine stops is told so, and memory that the kernel uses is not given back.
+#[test]
+fn an_engine_stops_in_the_middle_of_moves() {
+    for round in 0..20 {
+        let engine = engine(3);
+        let disk = attach(&engine, memory::open(SIZE).expect("it opens"));
+        let mut client = client(&disk);
+        for nth in 0..32 {
+            client.send(Op::Read, Flags::NONE, nth << 12, 4096, &[]);
+        }
+        let ended = std::thread::scope(|scope| {
+            let mover = scope.spawn(|| {
+                let mut random = Random(round);
+                loop {
+                    let to = usize::try_from(random.below(3)).expect("few");
+                    if let Err(error) = disk.move_to(to) {
+                        return error.kind();
+                    }
+                }
+            });
+            std::thread::yield_now();
+            engine.stop();
+            mover.join().expect("it ends")
+        });
+        assert_eq!(ended, Kind::Gone);
+        assert_eq!(
+            disk.report().err().map(|error| error.kind()),
+            Some(Kind::Gone)
+        );
+    }
+}
+
+/// Zeroes wait for a server that is away, as a write of the slot of zeroes: the disk takes them to a thread that has never
+/// written zeroes.
+#[test]
+fn zeroes_that_wait_for_a_server_are_written_by_another_thread() {
+    let place = tempdir();
+    let (engine, elsewhere) = (engine(2), engine(1));
+    let served = attach(&elsewhere, memory::open(SIZE).expect("it opens"));
+    let abilities = Abilities::HAS_FLAGS.with(Abilities::FLUSH);
+    let server = Server::start(place.path(), &served, abilities, BlockSizes::default());
+    let uri = format!("nbd+unix:///disk?socket={}", server.path.display());
+    let opened = nbd::open(&uri, &nbd::Options::default()).expect("it opens");
+    let disk = attach(&engine, opened);
+    let mut client = client(&disk);
+    client.write(0, &[7; 65_536]).expect("a write");
+    server.close();
+    client.send(Op::WriteZeroes, Flags::NONE, 0, 65_536, &[]);
+    eventually("it waits", || {
+        disk.report().expect("it is attached").in_flight == 1
+    });
+    disk.move_to(1 - disk.thread()).expect("it moves");
+    server.open();
+    let (_, answer) = client.next_answer().expect("it is answered");
+    assert_eq!(answer.map(drop), Ok(()));
+    assert!(client.read(0, 65_536) == Ok(vec![0; 65_536]));
     disk.detach(PATIENCE).expect("the disk is detached");
     nothing_is_left(&engine);
 }

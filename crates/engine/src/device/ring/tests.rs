@@ -451,7 +451,7 @@ fn a_blocking_call_descriptor_delays_the_thread_once_and_is_not_used_again() {
     daemon.order(Command::StopQueue(StopQueue {
         disk: DISK,
         queue,
-        what: QueueChange::Call(Some(duplicate(&call))),
+        what: QueueChange::Call(Some(duplicate(&call)), channel().0),
     }));
     let (second, other) = (Guest::with_a_dead_daemon(), EventFd::new());
     let other = other.expect("a descriptor");

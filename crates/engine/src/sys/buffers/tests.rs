@@ -311,4 +311,8 @@ fn zeroes_that_one_thread_lends_may_return_on_another() {
     assert!(!from.is_lent() && !to.is_lent());
     assert_eq!(to.zeroes().expect("memory"), zeroes);
     assert_eq!((from.len(zeroes), from.claimed()), (ZEROES, 0));
+    // A job that was to write zeroes on another thread is sent by this one, which has not used them before.
+    let mut next = Buffers::new();
+    next.put_in(from.take_out(DiskId(0), &[]));
+    assert_eq!(next.lend(data(zeroes, 0), 4096)[0].len(), 4096);
 }
