@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::dense::DenseMode;
 use crate::io::Coalesce;
 use crate::units::Span;
 
@@ -29,6 +30,8 @@ pub struct Config {
     pub host: HostConfig,
     /// I/O threads.
     pub io: IoConfig,
+    /// Dense mode.
+    pub dense: DenseConfig,
     /// Flash caches.
     pub caches: CachesConfig,
     /// The REST interface.
@@ -72,6 +75,23 @@ pub struct IoConfig {
     /// are there, `static:16,64us` after 16 of them or 64 us, `adaptive` as long as that pays. Default: `adaptive`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub coalesce: Option<Coalesce>,
+}
+
+/// Dense mode: on a full host, I/O threads and guests are woken less often, and small I/Os take up to 2 ms longer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct DenseConfig {
+    /// When it is on. Default: `auto`, which decides once a minute.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mode: Option<DenseMode>,
+    /// By so many points of utilisation the CPUs' use may fall below 50 % before `auto` turns it off, from 0 to 20. Default:
+    /// `0`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub margin: Option<u8>,
+    /// Whether the last interrupt of a queue also waits, up to a millisecond. That saves interrupts of guests with one request at
+    /// a time, and delays each of their requests. Default: `false`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hold_last: Option<bool>,
 }
 
 /// Flash caches.

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::cache::CacheTarget;
+use crate::dense::DenseConditions;
 use crate::name::Name;
 
 /// Something that happened.
@@ -330,6 +331,14 @@ pub enum Happening {
         /// The part that it is to have, and what that comes from.
         target: CacheTarget,
     },
+    /// Dense mode was turned on or off.
+    DenseMode {
+        /// Whether it is on now.
+        on: bool,
+        /// The conditions that decided it; absent if an administrator did.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        conditions: Option<DenseConditions>,
+    },
     /// Events were lost because the queue was full.
     Missed {
         /// The number of lost events.
@@ -394,6 +403,7 @@ impl Happening {
             Happening::CacheDeviceFilled { .. } => "cache-device-filled",
             Happening::CacheDeviceRemoved { .. } => "cache-device-removed",
             Happening::CacheTarget { .. } => "cache-target",
+            Happening::DenseMode { .. } => "dense-mode",
             Happening::Missed { .. } => "missed",
         }
     }
@@ -462,6 +472,10 @@ mod tests {
                 file: String::new(),
                 state: CertificateState::Expired,
                 days_left: -1,
+            },
+            Happening::DenseMode {
+                on: true,
+                conditions: None,
             },
             Happening::Missed { count: 1 },
         ];

@@ -17,6 +17,7 @@ pub mod cache;
 pub mod config;
 pub mod curve;
 pub mod datastore;
+pub mod dense;
 pub mod descriptor;
 pub mod disk;
 pub mod events;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::dense::DenseStatus;
 use crate::problem::Problem;
 
 /// The daemon's current state.
@@ -38,6 +39,9 @@ pub struct Status {
     pub dashboard: Option<String>,
     /// Number of I/O threads.
     pub threads: u32,
+    /// Dense mode.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dense: Option<DenseStatus>,
     /// Number of datastores.
     pub datastores: u64,
     /// Number of disks.

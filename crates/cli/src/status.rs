@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use tidegate_api::dense::DenseStatus;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_api::routes;
 use tidegate_api::status::{NbdListener, NbdSecurity, State, Status as Answer, TlsCertificate};
@@ -110,6 +111,16 @@ fn certificates(all: &[TlsCertificate]) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
+/// Whether it is on, by which setting, and its conditions.
+fn dense(dense: &DenseStatus) -> String {
+    let state = if dense.on { "on" } else { "off" };
+    let conditions = match &dense.conditions {
+        None => "no sample yet".to_owned(),
+        Some(conditions) => conditions.words(),
+    };
+    format!("{state} (mode {}): {conditions}", dense.mode.word())
+}
+
 impl Shown for Answer {
     fn names(&self) -> Vec<String> {
         vec![state(self.state).to_owned()]
@@ -149,6 +160,10 @@ impl Shown for Answer {
                 self.dashboard.clone().unwrap_or_else(|| "off".to_owned()),
             ),
             ("I/O threads", self.threads.to_string()),
+            (
+                "dense mode",
+                self.dense.as_ref().map_or_else(String::new, dense),
+            ),
             ("datastores", self.datastores.to_string()),
             (
                 "disks",
@@ -158,6 +173,9 @@ impl Shown for Answer {
         ];
         if self.tls_certificates.is_empty() {
             pairs.retain(|(key, _)| *key != "certificates");
+        }
+        if self.dense.is_none() {
+            pairs.retain(|(key, _)| *key != "dense mode");
         }
         for problem in &self.problems {
             pairs.push(("problem", sentences(problem)));

@@ -9,7 +9,8 @@
 //! moment by trials.
 //!
 //! # Always true
-//! - the call for the last completion of a queue is never held: nothing of the queue is then in flight or unfetched
+//! - the call for the last completion of a queue is never held: nothing of the queue is then in flight or unfetched;
+//!   unless the queue is told to ([`Coalescer::hold_last`])
 //! - no call is held longer than its batch's time, and the rest of the thread's turn
 //! - the completion of a flush and of a failed request is never held
 //! - a queue with one request at a time is called as if there were no batches
@@ -49,6 +50,12 @@ pub struct Batch {
 }
 
 impl Batch {
+    /// That of dense mode.
+    pub const fn dense() -> Batch {
+        let (frames, time) = crate::dense::COMPLETIONS;
+        Batch { frames, time }
+    }
+
     /// The most completions of a batch.
     pub const MOST_FRAMES: u32 = 1024;
     /// The longest time: what a guest may lose where its other requests take long.
@@ -140,6 +147,8 @@ pub struct Coalescer {
     /// Completions that the guest was not called for.
     held: u32,
     due: Time,
+    /// Whether the call for the last completion waits as others do.
+    hold_last: bool,
     moments: Moments,
     ladder: Ladder,
 }
@@ -155,6 +164,7 @@ impl Coalescer {
             },
             held: 0,
             due: Time::NEVER,
+            hold_last: false,
             moments: Moments::new(),
             ladder: Ladder::new(),
         }
@@ -170,6 +180,11 @@ impl Coalescer {
                 ..Coalescer::new(setting)
             };
         }
+    }
+
+    /// Whether the call for a queue's last completion waits for its batch, too. It does not unless set so.
+    pub fn hold_last(&mut self, hold: bool) {
+        self.hold_last = hold;
     }
 
     /// The setting.
@@ -230,7 +245,7 @@ impl Coalescer {
             self.due = now + self.batch.time;
         }
         self.held += published.completions;
-        if published.in_flight == 0 && !unfetched() {
+        if published.in_flight == 0 && !self.hold_last && !unfetched() {
             return self.send(self.moment());
         }
         if published.urgent || self.held >= self.batch.frames || self.due <= now {

@@ -61,7 +61,7 @@ export class HostPage {
   async #status() {
     try {
       const status = await ask("GET", "/v1/status");
-      say(this.title, `tidegate ${status.version}, process ${status.pid}, up for ${span(status.uptime_s)} · ${status.clients} guests and clients · ${status.root}`);
+      say(this.title, `tidegate ${status.version}, process ${status.pid}, up for ${span(status.uptime_s)} · ${status.clients} guests and clients · dense mode ${status.dense.on ? "on" : "off"} · ${status.root}`);
       this.problems.replaceChildren(...status.problems.map((problem) => h("p", { class: "card warning" },
         h("b", {}, `⚠ ${problem.what}`), ": ", (problem.why || []).join(": "), problem.remedy ? h("br", {}) : null, problem.remedy)));
     } catch {

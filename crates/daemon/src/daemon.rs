@@ -9,8 +9,9 @@ use tidegate_api::status::{NbdListener, State, Status};
 
 use crate::listen::tls::expiry;
 use crate::observe::dashboard::Dashboard;
+use crate::observe::dense::DenseWatch;
 use crate::observe::log;
-use crate::observe::metrics;
+use crate::observe::metrics::{self, IoThreads};
 use crate::observe::monitor::Monitor;
 use crate::os_error::Outcome;
 use crate::services::Services;
@@ -38,8 +39,8 @@ pub(crate) struct Addresses {
 
 impl Daemon {
     /// The state of a daemon that starts.
-    pub(crate) fn new(services: Arc<Services>, addresses: Addresses) -> Daemon {
-        let monitor = Arc::new(Monitor::new(Arc::clone(&services)));
+    pub(crate) fn new(services: Arc<Services>, dense: DenseWatch, addresses: Addresses) -> Daemon {
+        let monitor = Arc::new(Monitor::new(Arc::clone(&services), dense));
         Daemon {
             services,
             dashboard: Dashboard::new(Arc::clone(&monitor)),
@@ -88,6 +89,7 @@ impl Daemon {
             tls_certificates: self.services.certificates.listed(now),
             dashboard: self.addresses.dashboard_url.clone(),
             threads: self.services.disk_service.host().used_threads()?,
+            dense: Some(self.monitor.dense().status()),
             datastores: datastores.len() as u64,
             disks: disks.len() as u64,
             attached: attached.len() as u64,
@@ -112,12 +114,29 @@ impl Daemon {
             log_lines_lost: log::lines_lost(),
             certificates: self.services.certificates.days_left(expiry::now()),
             uptime_s: self.started.elapsed().as_secs_f64(),
+            io_threads: self.io_threads()?,
         };
         // A page that outgrows its buffer is copied; a sixteenth more than the last page is enough.
         let last = self.metrics_len.load(Relaxed);
         let page = metrics::page(&facts, last + last / 16);
         self.metrics_len.store(page.len(), Relaxed);
         Ok(page)
+    }
+
+    /// What the I/O threads did, for each thread and disk.
+    fn io_threads(&self) -> Outcome<IoThreads> {
+        let statistics = self.services.disk_service.host().statistics()?;
+        let live = self.services.disk_service.live().all();
+        let named = statistics.disks().into_iter().filter_map(|activity| {
+            // A disk that is being attached or detached is left out.
+            let disk = live.iter().find(|disk| disk.key() == activity.disk)?;
+            Some((disk.name().clone(), disk.datastore().clone(), activity))
+        });
+        Ok(IoThreads {
+            disks: named.collect(),
+            threads: statistics.threads(),
+            dense: self.monitor.dense().is_on(),
+        })
     }
 
     /// Sets its state.

@@ -24,8 +24,8 @@ use tidegate_engine::datastore::condition::Harm;
 use tidegate_engine::datastore::{OpenedImage, dir, emulated, memory, nbd as upstream, null};
 use tidegate_engine::lease::{Lease, Watch};
 use tidegate_engine::{
-    Control, DiskCurves, DiskReading, DiskSpec, Engine, IoSettings, Kind, Settings, UnderControl,
-    control,
+    Control, DenseSettings, DiskCurves, DiskReading, DiskSpec, Engine, IoSettings, Kind, Settings,
+    UnderControl, control,
 };
 
 use crate::clock;
@@ -198,6 +198,12 @@ impl Host {
             read_only: plan.read_only,
             seen,
         })
+    }
+
+    /// Begins or ends dense mode on every I/O thread.
+    pub(crate) fn set_dense(&self, on: bool, hold_last: bool) -> Outcome<()> {
+        let dense = on.then_some(DenseSettings { hold_last });
+        self.with(|engine| engine.set_dense(dense).map_err(|e| problem(&e)))
     }
 
     /// Reads the counters of every I/O thread. While they answer, other callers may use the engine.

@@ -3,6 +3,7 @@
 pub(crate) mod counters;
 pub(crate) mod curve;
 pub(crate) mod dashboard;
+pub(crate) mod dense;
 pub(crate) mod events;
 pub(crate) mod explain;
 pub(crate) mod layouts;

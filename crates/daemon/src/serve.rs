@@ -36,6 +36,7 @@ use crate::listen::sockets::{self, Inherited, Listening};
 use crate::listen::tls::expiry::Certificates;
 use crate::nbd_listener::{self, ConnectionLimits, Endpoint, EndpointSecurity};
 use crate::notify;
+use crate::observe::dense::DenseWatch;
 use crate::observe::log;
 use crate::observe::monitor;
 use crate::os_error::limits;
@@ -144,6 +145,7 @@ async fn live(prepared: Prepared) -> Outcome<()> {
     let services = Arc::new(Services::new(Arc::clone(&disk_service), certificates));
     let daemon = Arc::new(Daemon::new(
         services,
+        DenseWatch::new(&plan.dense),
         Addresses {
             dashboard_url: dashboard.as_ref().map(|listener| listener.url.clone()),
             config,
@@ -181,6 +183,7 @@ async fn live(prepared: Prepared) -> Outcome<()> {
     tokio::spawn(monitor::keep(Arc::clone(&daemon.monitor)));
     tokio::spawn(monitor::listen(Arc::clone(&daemon.monitor)));
     tokio::spawn(monitor::listen_to_layouts(Arc::clone(&daemon.monitor)));
+    tokio::spawn(monitor::watch_dense(Arc::clone(&daemon.monitor)));
     tokio::spawn(monitor::watch_certificates(Arc::clone(&daemon.monitor)));
     remove_leftovers(&disk_service);
     daemon.set_state(State::Serving);

@@ -46,6 +46,14 @@ pub struct DiskSpec {
     pub control: Option<UnderControl>,
 }
 
+/// Dense mode's details.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DenseSettings {
+    /// Whether the call for the last completion of a queue also waits for more, up to a millisecond. That saves interrupts of
+    /// guests with one request at a time, and delays each of their requests.
+    pub hold_last: bool,
+}
+
 /// How an I/O thread serves a disk's queues and connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IoSettings {

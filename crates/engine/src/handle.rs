@@ -13,7 +13,7 @@ use crate::control::{
 use crate::counters::Statistics;
 use crate::datastore::OpenedImage;
 use crate::datastore::condition::Condition;
-use crate::disk_spec::{DiskSpec, Flash};
+use crate::disk_spec::{DenseSettings, DiskSpec, Flash};
 use crate::error::{Error, Kind, Result};
 use crate::sys::os;
 use crate::tag;
@@ -374,6 +374,16 @@ impl Engine {
         self.statistics.clone()
     }
 
+    /// Begins dense mode with these details, or ends it. Each thread is woken once, if it sleeps.
+    ///
+    /// # Errors
+    /// If a thread does not accept the command.
+    pub fn set_dense(&self, dense: Option<DenseSettings>) -> Result<()> {
+        let send = |inbox: &Arc<Inbox>| inbox.send(Command::Dense(dense)).map_err(|_| gone());
+        let sent = self.inboxes().map(send);
+        sent.fold(Ok(()), Result::and)
+    }
+
     /// Requests those statistics. A thread takes one turn for each disk with a `stats` filter, and serves guests
     /// between them.
     ///
@@ -449,13 +459,13 @@ fn take_number(numbers: &Mutex<Vec<bool>>, most: usize, of: &str) -> Result<u32>
 fn send_query<T>(inbox: &Inbox, query: impl FnOnce(Sender<T>) -> Query) -> Result<Receiver<T>> {
     let (reply, answer) = channel();
     let sent = inbox.send(Command::Query(query(reply)));
-    sent.map_err(|_| {
-        Error::new(
-            Kind::Gone,
-            "an I/O thread does not accept commands any more",
-        )
-    })?;
+    sent.map_err(|_| gone())?;
     Ok(answer)
+}
+
+fn gone() -> Error {
+    let text = "an I/O thread does not accept commands any more";
+    Error::new(Kind::Gone, text)
 }
 
 /// Waits for its answer.

@@ -24,7 +24,7 @@ use crate::datastore::{Image, ImageCx};
 use crate::device::nbd::Connection;
 use crate::device::ring::RingDevice;
 use crate::device::thread_cx::{IN_FLIGHT, ThreadCx};
-use crate::disk_spec::{IoSettings, NoticeSink};
+use crate::disk_spec::{DenseSettings, IoSettings, NoticeSink};
 use crate::error::{Error, Result};
 use crate::sys::buffers::Buffers;
 use crate::sys::os;
@@ -57,6 +57,7 @@ mod adaptive_poll;
 mod blocks;
 mod close;
 pub(crate) mod commands;
+mod dense;
 mod effects;
 pub(crate) mod fairness;
 pub(crate) mod idle;
@@ -155,6 +156,8 @@ pub(crate) struct IoThread {
     competing: bool,
     /// How completions are coalesced, of disks that have no setting of their own.
     coalesce: Coalesce,
+    /// Dense mode, while it is on.
+    dense: Option<DenseSettings>,
     /// Queues with published completions whose guests were not called yet.
     pending_interrupts: PendingInterrupts,
     /// By numbers that are unique on all threads.
@@ -273,6 +276,7 @@ impl IoThread {
             round_robin: RoundRobin::new(),
             competing: false,
             coalesce: config.coalesce,
+            dense: None,
             connections: Vec::new(),
             connection_count: 0,
             moved_connections: Vec::new(),

@@ -24,8 +24,10 @@ pub mod log;
 pub mod memory;
 pub mod ring;
 pub mod vm;
+pub mod web_farm;
 
 pub use batch::Sent;
 pub use guest_driver::{GuestDriver, Wait};
 pub use log::DirtyLog;
 pub use vm::{DiskConfig, Vm, VmOptions};
+pub use web_farm::{Served, WebFarm};

@@ -19,6 +19,7 @@ mod dashboard_form;
 mod dashboard_hosts;
 mod dashboard_live;
 mod dashboard_threads;
+mod dense;
 mod detaching;
 mod explained;
 mod first_minute;

@@ -13,10 +13,12 @@ use std::time::Duration;
 
 use tidegate_api::config::{Config, DashboardConfig, LogFormat, NbdTcp, TlsConfig};
 use tidegate_api::datastore::{DatastoreSettings, IoMode};
+use tidegate_api::dense::DenseMode;
 use tidegate_api::descriptor::{CacheMode, Descriptor};
 use tidegate_api::problem::Problem;
 use tidegate_api::units::Span;
 use tidegate_core::coalesce::Coalesce;
+use tidegate_core::dense::Dense;
 use tidegate_core::governor::name::LONGEST;
 use tidegate_core::layout::LayoutSpec;
 use tidegate_engine::{IoSettings, LayoutOptions};
@@ -55,6 +57,7 @@ pub(crate) struct Plan {
     /// The name that people use for this host.
     pub(crate) host_name: String,
     pub(crate) threads: ThreadsPlan,
+    pub(crate) dense: DensePlan,
     /// How often flash caches are divided among disks. `None`: never.
     pub(crate) divide: Option<Duration>,
     pub(crate) api: ApiPlan,
@@ -74,6 +77,15 @@ pub(crate) struct ThreadsPlan {
     pub(crate) curves: bool,
     /// How completions are coalesced, of disks that do not say it.
     pub(crate) coalesce: Coalesce,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DensePlan {
+    pub(crate) mode: DenseMode,
+    /// By how much the utilisation may fall before the mode ends, in thousandths.
+    pub(crate) margin: u32,
+    /// Whether the call for the last completion waits, too.
+    pub(crate) hold_last: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -145,6 +157,7 @@ impl Plan {
         Ok(Plan {
             host_name: host_name(config, &machine)?,
             threads: threads(config, &machine)?,
+            dense: dense(config)?,
             divide: divide(config),
             api: api(config, root)?,
             nbd: nbd(config, root)?,
@@ -216,6 +229,19 @@ fn threads(config: &Config, machine: &Machine) -> Outcome<ThreadsPlan> {
             .io
             .coalesce
             .map_or_else(Coalesce::default, io::coalesce),
+    })
+}
+
+fn dense(config: &Config) -> Outcome<DensePlan> {
+    let margin = 10 * u32::from(config.dense.margin.unwrap_or(0));
+    if margin > Dense::MOST_MARGIN {
+        return Err(bad("dense.margin", "it is more than 20 points")
+            .remedy("write margin = 10, or leave it out"));
+    }
+    Ok(DensePlan {
+        mode: config.dense.mode.unwrap_or_default(),
+        margin,
+        hold_last: config.dense.hold_last.unwrap_or(false),
     })
 }
 

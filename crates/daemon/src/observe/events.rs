@@ -11,6 +11,7 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use tidegate_api::dense::DenseConditions;
 use tidegate_api::events::{Event, Happening};
 use tidegate_api::name::Name;
 use tidegate_api::units::Size;
@@ -198,6 +199,14 @@ fn of_host(happening: &Happening) -> String {
             "the TLS certificate {file} at {listener} {}: put a new one there and restart the daemon",
             expiry::words(*state, *days_left)
         ),
+        Happening::DenseMode { on, conditions } => {
+            let state = if *on { "on" } else { "off" };
+            let why = conditions.as_ref().map_or_else(
+                || "an administrator set it".to_owned(),
+                DenseConditions::words,
+            );
+            format!("dense mode is {state} on this host: {why}")
+        }
         other => format!("{} on this host", other.word()),
     }
 }
@@ -299,6 +308,7 @@ fn sentence(datastore: &Name, happening: &Happening) -> String {
             format!("the slots of hosts on datastore {datastore} can be read and written again")
         }
         Happening::Certificate { .. }
+        | Happening::DenseMode { .. }
         | Happening::CacheBudgetSpent { .. }
         | Happening::CacheBudgetBack { .. }
         | Happening::CacheDeviceAstray { .. }

@@ -22,6 +22,7 @@ use tidegate_core::filter::stats::{Class, OpCounts, Stage, StatsReport};
 use tidegate_core::histogram::Histogram;
 use tidegate_core::request::Op;
 use tidegate_core::units::Span;
+use tidegate_engine::counters::DelayHistogram;
 
 use crate::disks::counters::AttachedMoment;
 use crate::observe::counters::Counters;
@@ -31,9 +32,11 @@ use crate::text::float;
 mod cache;
 mod control;
 mod families;
+mod iothreads;
 
 use families::*;
 pub(crate) use families::{FAMILIES, Family};
+pub(crate) use iothreads::IoThreads;
 
 /// Upper bounds of the latency buckets, in nanoseconds: 1, 2 and 5 in each decade. They range from a cached read to
 /// the timeout of guests.
@@ -72,6 +75,7 @@ pub(crate) struct Facts {
     /// Listener, file and days left of each TLS certificate.
     pub(crate) certificates: Vec<(String, String, f64)>,
     pub(crate) uptime_s: f64,
+    pub(crate) io_threads: IoThreads,
 }
 
 /// The whole page.
@@ -86,6 +90,7 @@ pub(crate) fn page(facts: &Facts, room: usize) -> String {
     control::families(&mut page, &facts.controls);
     disks(&mut page, &facts.moment);
     threads(&mut page, &facts.moment);
+    iothreads::families(&mut page, &facts.io_threads);
     page.text
 }
 
@@ -383,6 +388,33 @@ impl Section<'_> {
         let _ = writeln!(text, "}} {amount}");
     }
 
+    /// A histogram of delays, whose sum is not known: it is that of the buckets' middles.
+    fn delays(&mut self, labels: &str, delays: &DelayHistogram) {
+        let count = delays.count();
+        if count == 0 {
+            return;
+        }
+        let Page {
+            text, ends, digits, ..
+        } = &mut *self.page;
+        let counts = iothreads::up_to_bounds(delays).into_iter().chain([count]);
+        for (end, count) in ends.iter().zip(counts) {
+            for part in [
+                self.name,
+                "_bucket{",
+                labels,
+                end,
+                digits.format(count),
+                "\n",
+            ] {
+                text.push_str(part);
+            }
+        }
+        let sum = float(delays.sum().as_nanos()) / 1e9;
+        let _ = writeln!(text, "{}_sum{{{labels}}} {sum}", self.name);
+        let _ = writeln!(text, "{}_count{{{labels}}} {count}", self.name);
+    }
+
     fn histogram(&mut self, labels: &[&str], histogram: &Histogram) {
         let count = histogram.count();
         // An empty histogram is left out; there may be sixteen per disk. I/Os that fail in a filter never reach the
@@ -462,8 +494,10 @@ mod tests {
     use tidegate_core::curve::Curve;
     use tidegate_core::governor::{Governor, Kind, Settings, Threshold};
     use tidegate_core::iocontrol::{DiskKey, Mode};
+    use tidegate_core::request::DiskId;
     use tidegate_core::units::Time;
     use tidegate_engine::control::{Report, Trouble, Used};
+    use tidegate_engine::counters::{DiskActivity, QueueActivity, ThreadActivity, Wakes};
 
     /// A datastore that was just taken into use, with one disk that has waited.
     fn control() -> ControlMoment {
@@ -589,6 +623,40 @@ mod tests {
             log_lines_lost: 3,
             certificates: vec![("nbd 0.0.0.0:10809".to_owned(), "/c.pem".to_owned(), -1.5)],
             uptime_s: 1.5,
+            io_threads: io_threads(),
+        }
+    }
+
+    fn io_threads() -> IoThreads {
+        let thread = ThreadActivity {
+            sleeping: Span::from_millis(1500),
+            run_delay: Span::from_millis(20),
+            requests: 9,
+            wakes: Wakes {
+                kicks: 3,
+                ..Wakes::default()
+            },
+            stalls: 1,
+            longest_turn: Span::from_millis(4),
+            moved_in: 2,
+            ..ThreadActivity::default()
+        };
+        let queue = QueueActivity {
+            calls: 11,
+            kicks: 5,
+            busy: Span::from_millis(250),
+            ..QueueActivity::default()
+        };
+        let disk = DiskActivity {
+            disk: DiskId(0),
+            at: Time::ZERO,
+            queues: vec![queue],
+            connections: QueueActivity::default(),
+        };
+        IoThreads {
+            threads: vec![thread],
+            disks: vec![("a".parse().unwrap(), "local".parse().unwrap(), disk)],
+            dense: true,
         }
     }
 
@@ -706,6 +774,27 @@ mod tests {
         }
         let unknown = format!("tidegate_disk_cache_time_to_clean_seconds{{{labels}}}");
         assert!(!page.contains(&unknown), "nothing was cleaned yet: {page}");
+    }
+
+    #[test]
+    fn what_io_threads_did_is_on_the_page() {
+        let page = page(&facts(), 0);
+        for line in [
+            "tidegate_iothread_sleeping_seconds_total{thread=\"0\"} 1.5",
+            "tidegate_iothread_stolen_seconds_total{thread=\"0\"} 0.02",
+            "tidegate_iothread_requests_total{thread=\"0\"} 9",
+            "tidegate_iothread_wakeup_causes_total{thread=\"0\",cause=\"kick\"} 3",
+            "tidegate_iothread_wakeup_causes_total{thread=\"0\",cause=\"timer\"} 0",
+            "tidegate_iothread_stalls_total{thread=\"0\"} 1",
+            "tidegate_iothread_longest_turn_seconds{thread=\"0\"} 0.004",
+            "tidegate_iothread_moves_total{thread=\"0\",direction=\"in\"} 2",
+            "tidegate_dense_mode_state 1",
+            "tidegate_disk_calls_total{disk=\"a\",datastore=\"local\"} 11",
+            "tidegate_disk_kicks_total{disk=\"a\",datastore=\"local\"} 5",
+            "tidegate_disk_iothread_busy_seconds_total{disk=\"a\",datastore=\"local\"} 0.25",
+        ] {
+            assert!(page.lines().any(|told| told == line), "{line}\n{page}");
+        }
     }
 
     #[test]

@@ -17,6 +17,7 @@ use tidegate_api::descriptor::BURST_SECONDS;
 use tidegate_api::events::Happening;
 use tidegate_api::explain::Explanation;
 use tidegate_api::name::Name;
+use tidegate_core::dense::INTERVAL;
 use tidegate_core::governor::{DiskReport, Threshold};
 use tidegate_core::iocontrol::DiskKey;
 use tidegate_core::layout::LayoutNotice;
@@ -31,6 +32,7 @@ use crate::disks::attached::{self, Attached};
 use crate::disks::notices::Notice;
 use crate::host;
 use crate::listen::tls::expiry;
+use crate::observe::dense::DenseWatch;
 use crate::observe::events::{self, Journal};
 use crate::observe::explain::timeline::{Beat, Level, Timeline, Used, Worked};
 use crate::observe::explain::{self, About, Facts, Terms};
@@ -43,12 +45,16 @@ use crate::services::Services;
 const BUSY: Duration = Duration::from_secs(1);
 /// Interval of certificate checks: the clock may be set, and a machine may sleep.
 const CERTIFICATES: Duration = Duration::from_secs(3600);
+/// The note of `explain` while dense mode is on.
+const DENSE: &str = "dense mode is on: I/Os may take up to 2 ms longer, except on disks with settings of their own for their \
+                     completions, and disks of class latency (`tidegate status` says why it is on)";
 /// Idle samples before it waits for a wake-up: a governor may not have counted yet the I/O that it signals.
 const RESTS: u32 = 3;
 
 /// See the module.
 pub(crate) struct Monitor {
     services: Arc<Services>,
+    dense: DenseWatch,
     timelines: Mutex<BTreeMap<Name, Watched>>,
     journal: Journal,
     known: Mutex<Known>,
@@ -89,9 +95,10 @@ enum Found {
 
 impl Monitor {
     /// The monitor of a daemon that has just started.
-    pub(crate) fn new(services: Arc<Services>) -> Monitor {
+    pub(crate) fn new(services: Arc<Services>, dense: DenseWatch) -> Monitor {
         Monitor {
             services,
+            dense,
             timelines: Mutex::default(),
             journal: Journal::default(),
             known: Mutex::default(),
@@ -102,6 +109,11 @@ impl Monitor {
     /// The services that the monitor reads from.
     pub(crate) fn services(&self) -> &Arc<Services> {
         &self.services
+    }
+
+    /// Dense mode on this host.
+    pub(crate) fn dense(&self) -> &DenseWatch {
+        &self.dense
     }
 
     /// The events.
@@ -221,8 +233,34 @@ pub(crate) async fn listen_to_layouts(monitor: Arc<Monitor>) {
     }
 }
 
+/// Decides on dense mode once a minute.
+pub(crate) async fn watch_dense(monitor: Arc<Monitor>) {
+    if monitor.dense().is_on() {
+        let host = monitor.services().disk_service.host();
+        monitor.dense().tell(host, true);
+    }
+    let every = Duration::from_nanos(INTERVAL.as_nanos());
+    let mut moments = tokio::time::interval(every);
+    moments.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    moments.tick().await;
+    loop {
+        moments.tick().await;
+        let here = Arc::clone(&monitor);
+        let sampled = os_error::blocking(move || {
+            let host = here.services().disk_service.host();
+            if let Some(happening) = here.dense().sample(host) {
+                here.journal().add(None, now_ms(), happening);
+            }
+            Ok(())
+        });
+        if let Err(problem) = sampled.await {
+            tracing::warn!(%problem, "dense mode could not be decided on");
+        }
+    }
+}
+
 /// Milliseconds since 1970.
-fn now_ms() -> u64 {
+pub(crate) fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     u64::try_from(since.map_or(0, |since| since.as_millis())).unwrap_or(u64::MAX)
 }
@@ -292,6 +330,9 @@ impl Monitor {
         } else if let Some(problem) = live.cache_problem() {
             let note = layouts::unused_cache_note(live.name(), &problem);
             explanation.notes.push(note);
+        }
+        if self.dense.is_on() {
+            explanation.notes.push(DENSE.to_owned());
         }
         Ok(explanation)
     }

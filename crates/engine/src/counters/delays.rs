@@ -105,6 +105,16 @@ impl DelayHistogram {
         Span::ZERO
     }
 
+    /// All delays added up, as if each was in the middle of its bucket; those of the first bucket are zero.
+    pub fn sum(&self) -> Span {
+        let numbered = self.buckets.iter().enumerate().skip(1);
+        let sums = numbered.map(|(bucket, &times)| {
+            let middle = (begin(bucket) + begin(bucket + 1)) / 2;
+            middle.saturating_mul(times)
+        });
+        Span::from_nanos(sums.fold(0, u64::saturating_add))
+    }
+
     /// The delays since an earlier reading of the same histogram.
     #[must_use]
     pub fn since(&self, before: &DelayHistogram) -> DelayHistogram {

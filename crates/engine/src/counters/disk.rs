@@ -225,6 +225,11 @@ impl DiskActivity {
         Span::from_nanos(self.all().map(|queue| queue.outstanding.as_nanos()).sum())
     }
 
+    /// Kicks of its guest.
+    pub fn kicks(&self) -> u64 {
+        self.all().map(|queue| queue.kicks).sum()
+    }
+
     /// Interrupts sent.
     pub fn calls(&self) -> u64 {
         self.all().map(|queue| queue.calls).sum()
@@ -239,7 +244,7 @@ impl DiskActivity {
 }
 
 /// What one queue has done.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct QueueActivity {
     /// Requests taken, up to 64 turns ago.
     pub requests: u64,

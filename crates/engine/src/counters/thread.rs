@@ -269,7 +269,7 @@ fn word(state: State, since: Time) -> u64 {
 }
 
 /// What an I/O thread has done since it was started.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct ThreadActivity {
     /// When it was read.
     pub at: Time,

@@ -17,7 +17,7 @@ use super::account::Account;
 use super::shunned::Standing;
 use super::thread_cx::ThreadCx;
 use crate::counters::QueueCounters;
-use crate::disk_spec::IoSettings;
+use crate::disk_spec::{DenseSettings, IoSettings};
 use crate::sys::buffers::{Buffers, SHORT_LIST};
 use crate::sys::eventfd::EventFd;
 use crate::sys::guest::{Mapping, Segment};
@@ -29,9 +29,10 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
-use tidegate_core::coalesce::{Call, Coalesce, Coalescer, Moment, Published};
+use tidegate_core::coalesce::{Batch, Call, Coalesce, Coalescer, Moment, Published};
+use tidegate_core::dense::KICK_BATCH;
 use tidegate_core::request::{Data, DiskId, Fault, Flags, Op, Outcome, Request};
-use tidegate_core::round_robin::{Allowance, Flow, Left, Share};
+use tidegate_core::round_robin::{Allowance, Flow, IoClass, Left, Share};
 use tidegate_core::units::{Span, Time};
 use tidegate_front::vhost::block::{
     BlockRequest, ID_BYTES, Kind, STATUS_IOERR, STATUS_OK, STATUS_UNSUPP,
@@ -104,6 +105,8 @@ pub(crate) struct RingDevice {
     pub(crate) flow: Flow,
     /// Whether requests were left in the ring, because it has as many in flight as it may.
     capped: bool,
+    /// Whether dense mode is on and applies to it.
+    dense: bool,
     calls: Coalescer,
     /// Completions that were published since the last decision on a call, and whether one must not wait.
     fresh: u32,
@@ -169,6 +172,7 @@ impl RingDevice {
             marked_dirty: false,
             flow: Flow::new(Share::default()),
             capped: false,
+            dense: false,
             calls: Coalescer::new(Coalesce::default()),
             fresh: 0,
             urgent: false,
@@ -185,10 +189,34 @@ impl RingDevice {
         self.disk
     }
 
-    /// Sets its share of the thread, and how its completions are coalesced: `default`, if its disk has no setting.
-    pub(crate) fn set_io(&mut self, io: &IoSettings, default: Coalesce) {
+    /// Sets its share of the thread, and how its completions are coalesced: `default`, if its disk has no setting; or as
+    /// dense mode wants it, if its disk is not exempt either.
+    pub(crate) fn set_io(
+        &mut self,
+        io: &IoSettings,
+        default: Coalesce,
+        dense: Option<DenseSettings>,
+    ) {
         self.flow.set_share(io.share);
+        let is_exempt = io.coalesce.is_some() || io.share.class != IoClass::Normal;
+        let dense = dense.filter(|_| !is_exempt);
+        self.dense = dense.is_some();
+        let default = dense.map_or(default, |_| Coalesce::Static(Batch::dense()));
         self.calls.set(io.coalesce.unwrap_or(default));
+        self.calls
+            .hold_last(dense.is_some_and(|dense| dense.hold_last));
+    }
+
+    /// Whether dense mode is on and applies to it.
+    pub(crate) fn is_dense(&self) -> bool {
+        self.dense
+    }
+
+    /// From now on the guest kicks for a batch of requests: the thread looks for fewer itself. Returns whether a request
+    /// is there already.
+    pub(crate) fn want_batched_kicks(&mut self) -> bool {
+        let came = self.queue.want_kicks_after(&self.memory, KICK_BATCH);
+        (came || !self.left_behind.is_empty()) && self.due(1) > 0 && !self.capped
     }
 
     fn counters(&self) -> &QueueCounters {

@@ -17,7 +17,7 @@ use crate::counters::DiskCounters;
 use crate::datastore::OpenedImage;
 use crate::device::nbd::Connection;
 use crate::device::ring::{Parts, RingDevice};
-use crate::disk_spec::{IoSettings, NoticeSink};
+use crate::disk_spec::{DenseSettings, IoSettings, NoticeSink};
 use crate::error::{Error, Kind};
 use crate::inbox;
 use crate::sys::eventfd::EventFd;
@@ -64,6 +64,8 @@ pub(crate) enum Command {
     Forwarded(Completion),
     /// Buffers for those that left with a disk.
     Buffers(Box<GivenBuffers>),
+    /// Dense mode begins, with these details, or ends.
+    Dense(Option<DenseSettings>),
     /// A query for statistics of the thread or its disks.
     Query(Query),
     /// A task of an image has run on the blocking worker.
@@ -144,6 +146,7 @@ impl Command {
             Command::BlockingDone(image, _) => Some(image.disk()),
             Command::Attach(_)
             | Command::DefaultCoalesce(_)
+            | Command::Dense(_)
             | Command::Prepare(_)
             | Command::Arrive(_)
             | Command::Forwarded(_)
@@ -230,6 +233,7 @@ impl IoThread {
             Command::AttachQueue(attach) => self.attach_queue(*attach),
             Command::StopQueue(stop) => self.change_queue(stop),
             Command::DefaultCoalesce(coalesce) => self.set_default_coalesce(coalesce),
+            Command::Dense(dense) => self.set_dense(dense),
             Command::Nbd(connection) => self.attach_connection(*connection),
             Command::Prepare(reply) => self.prepare(&reply),
             Command::Leave(leave) => self.leave(leave),
@@ -531,7 +535,7 @@ impl IoThread {
     fn set_io(&mut self, disk: DiskId, io: IoSettings) {
         for queue in self.queues.iter_mut().flatten() {
             if queue.disk() == disk {
-                queue.set_io(&io, self.coalesce);
+                queue.set_io(&io, self.coalesce, self.dense);
             }
         }
         let connections = self.connections.iter_mut().flatten();
@@ -543,10 +547,15 @@ impl IoThread {
     /// Sets how completions are coalesced, of disks that have no setting of their own.
     fn set_default_coalesce(&mut self, coalesce: Coalesce) {
         self.coalesce = coalesce;
+        self.apply_defaults();
+    }
+
+    /// Applies what disks without settings of their own get, and their settings to the others.
+    pub(super) fn apply_defaults(&mut self) {
         for queue in self.queues.iter_mut().flatten() {
             let place = self.disks.get(queue.disk().0 as usize);
             if let Some(place) = place.and_then(Option::as_ref) {
-                queue.set_io(&place.io, coalesce);
+                queue.set_io(&place.io, self.coalesce, self.dense);
             }
         }
     }
@@ -570,7 +579,7 @@ impl IoThread {
         queue.call_for_predecessor();
         queue.last_request = self.cx.now;
         let disk = queue.disk();
-        queue.set_io(&self.io_of(disk), self.coalesce);
+        queue.set_io(&self.io_of(disk), self.coalesce, self.dense);
         *slot_for(&mut self.queues, index) = Some(queue);
         self.active.push(index);
         if attach.reply.send(index).is_err() {

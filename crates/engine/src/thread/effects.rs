@@ -176,7 +176,8 @@ impl IoThread {
                 if queue.is_served_first() {
                     self.tally.served_queue(index);
                 }
-                if !queue.active && (queue.take_capped() || self.idle.should_spin(true)) {
+                let may_poll = !queue.is_dense() && self.idle.should_spin(true);
+                if !queue.active && (queue.take_capped() || may_poll) {
                     // The guest need not kick: the thread polls the queue. Requests that were too many before may be
                     // taken now.
                     queue.wake();

@@ -200,7 +200,7 @@ impl IoThread {
             queue.last_request = self.cx.now;
             queue.flow.moved();
             // The default may have changed meanwhile.
-            queue.set_io(&io, self.coalesce);
+            queue.set_io(&io, self.coalesce, self.dense);
             *slot_for(&mut self.queues, index) = Some(queue);
             self.active.push(index);
         }

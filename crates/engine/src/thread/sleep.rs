@@ -3,10 +3,12 @@
 //! Before it sleeps it enables every guest's kicks and polls once more. A request that arrived meanwhile is found then;
 //! a later one wakes the thread.
 
-use super::{IoThread, QUIET};
+use super::IoThread;
+use super::dense::quiet;
 use crate::counters::State;
 use crate::sys::os;
 use crate::thread::idle::Wait;
+use tidegate_core::dense::SCAN;
 use tidegate_core::units::Time;
 
 /// A spinning thread reads the clock once in this many polls: reading it takes longer than a poll.
@@ -24,7 +26,7 @@ impl IoThread {
             let Some(queue) = &mut queues[index as usize] else {
                 return false;
             };
-            if now.since(queue.last_request) < QUIET {
+            if now.since(queue.last_request) < quiet(queue) {
                 return true;
             }
             let keep = queue.want_kicks();
@@ -54,18 +56,13 @@ impl IoThread {
             since: begin,
             for_guests,
         });
-        if self.idle.should_spin(for_guests) && self.spin(begin) {
+        if self.may_spin(for_guests) && self.spin(begin) {
             return;
         }
         self.call_timed();
         // Guests and other threads must be able to wake the thread before it polls a last time.
-        let mut work = false;
-        for &index in &self.active {
-            if let Some(queue) = &mut self.queues[index as usize] {
-                work |= queue.want_kicks();
-            }
-        }
-        if work {
+        let asked = self.cx.now;
+        if self.ask_for_kicks(asked) {
             self.cx.now = os::now();
             for &index in &self.active {
                 if let Some(queue) = &mut self.queues[index as usize] {
@@ -74,19 +71,16 @@ impl IoThread {
             }
             return;
         }
-        for index in self.active.drain(..) {
-            if let Some(queue) = &mut self.queues[index as usize] {
-                queue.active = false;
-            }
-        }
         let before = os::now();
         self.cx.now = before;
+        let scan = self.deactivate_queues(asked).then(|| before + SCAN);
         if !self.inbox.prepare_sleep() {
             return;
         }
         self.peers
             .note_sleep(self.number, self.cx.ring.in_flight().saturating_sub(OWN));
-        let timeout = self.next_deadline().map(|at| at.since(before));
+        let next = self.next_deadline().into_iter().chain(scan).min();
+        let timeout = next.map(|at| at.since(before));
         self.tally.fall_asleep(before);
         self.cx.ring.wait(timeout);
         self.inbox.wake();

@@ -1,8 +1,9 @@
 //! Tests with many disks at once, and with an idle engine.
 
 use super::rig::{PATIENCE, attach, client, engine, filters, image, open_file, spec, tempdir};
+use std::time::{Duration, Instant};
 use tidegate_engine::datastore::{emulated, memory, null};
-use tidegate_engine::{Disk, DiskSpec, Engine};
+use tidegate_engine::{DenseSettings, Disk, DiskSpec, Engine};
 
 #[test]
 fn five_hundred_disks_live_on_two_threads() {
@@ -113,4 +114,40 @@ fn an_idle_engine_makes_no_wake_ups() {
         "{} turns",
         after.turns - before.turns
     );
+}
+
+/// Counts the wake-ups of all threads by their counters, which are read without waking them.
+#[test]
+fn four_hundred_idle_disks_wake_no_thread_in_dense_mode_or_without() {
+    const SPAN: Duration = Duration::from_millis(2500);
+    let engine = engine(2);
+    let disks: Vec<Disk> = (0..400)
+        .map(|_| attach(&engine, null::open(1 << 20)))
+        .collect();
+    let mut clients: Vec<_> = disks.iter().step_by(8).map(client).collect();
+    let statistics = engine.statistics();
+    let wakes = || {
+        let threads = statistics.threads().into_iter();
+        threads.map(|thread| thread.wakes.sum()).sum::<u64>()
+    };
+    let dense = |hold_last| Some(DenseSettings { hold_last });
+    for mode in [None, dense(false), dense(true)] {
+        engine.set_dense(mode).unwrap();
+        for client in &mut clients {
+            client.write(0, &[1; 4096]).unwrap();
+        }
+        let begin = Instant::now();
+        let mut before = wakes();
+        let mut since = Instant::now();
+        // The last work ends some time after the last answer.
+        while since.elapsed() < SPAN {
+            assert!(begin.elapsed() < PATIENCE, "idle threads wake: {mode:?}");
+            std::thread::sleep(Duration::from_millis(100));
+            let now = wakes();
+            if now != before {
+                (before, since) = (now, Instant::now());
+            }
+        }
+    }
+    assert!(wakes() > 0);
 }

@@ -536,6 +536,20 @@ impl<M: GuestMemory> Queue<M> {
         self.has_work()
     }
 
+    /// Requests a kick for the last of the next `batch` requests, which are at least one; none, without event-idx. Returns
+    /// whether a request is there already.
+    pub fn want_kicks_after(&mut self, memory: &M, batch: u16) -> bool {
+        if !self.config.event_idx {
+            self.silence_kicks(memory);
+            return self.has_work();
+        }
+        self.kicks_wanted = true;
+        let ahead = batch.min(self.config.size).saturating_sub(1);
+        self.set_kick_event(memory, self.last_avail.wrapping_add(ahead));
+        fence(Ordering::SeqCst);
+        self.has_work()
+    }
+
     /// With event-idx: requests a kick for the request at this position only.
     fn set_kick_event(&self, memory: &M, position: u16) {
         let avail_event = RING_HEADER + 8 * usize::from(self.config.size);

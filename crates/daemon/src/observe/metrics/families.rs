@@ -181,6 +181,34 @@ families! {
                 "Turns of the I/O thread's loop.";
     THREAD_WAKEUPS: Counter "tidegate_iothread_wakeups_total" ["thread"]
                 "Wake-ups of the I/O thread from sleep.";
+    THREAD_SLEEPING: Counter "tidegate_iothread_sleeping_seconds_total" ["thread"]
+        "Time that the I/O thread slept. Busy, polling and sleeping time add up to its age.";
+    THREAD_STOLEN: Counter "tidegate_iothread_stolen_seconds_total" ["thread"]
+        "Time in which the I/O thread could run and others had its CPU; it is a part of the other times.";
+    THREAD_UNASSIGNED: Counter "tidegate_iothread_unassigned_seconds_total" ["thread"]
+        "Busy time that belongs to no disk, such as messages and background work.";
+    THREAD_REQUESTS: Counter "tidegate_iothread_requests_total" ["thread"]
+        "Requests that the I/O thread has taken.";
+    THREAD_STALLS: Counter "tidegate_iothread_stalls_total" ["thread"]
+        "Turns of the I/O thread that took longer than a millisecond.";
+    THREAD_LONGEST: Gauge "tidegate_iothread_longest_turn_seconds" ["thread"]
+        "The I/O thread's longest turn so far.";
+    THREAD_MOVES: Counter "tidegate_iothread_moves_total" ["thread, direction"]
+        "Disks that came from another I/O thread (`in`) or went to another one (`out`).";
+    THREAD_CAUSES: Counter "tidegate_iothread_wakeup_causes_total" ["thread, cause"]
+        "Wake-ups by cause: a guest's kick (`kick`), the completion of an I/O (`completion`), a message of another thread (`message`), or a deadline (`timer`).";
+    THREAD_DELAY: Histogram "tidegate_iothread_queueing_delay_seconds" ["thread"]
+        "How long requests may have waited until the I/O thread saw them, at most.";
+    DISK_THREAD_BUSY: Counter "tidegate_disk_iothread_busy_seconds_total" ["disk, datastore"]
+        "Time that I/O threads spent on the disk's requests.";
+    DISK_KICKS: Counter "tidegate_disk_kicks_total" ["disk, datastore"]
+        "Kicks of the disk's guest (vhost-user) that arrived.";
+    DISK_CALLS: Counter "tidegate_disk_calls_total" ["disk, datastore"]
+        "Interrupts sent to the disk's guest (vhost-user).";
+    DISK_QUEUEING: Histogram "tidegate_disk_queueing_delay_seconds" ["disk, datastore"]
+        "How long requests waited in the disk's rings after its I/O thread first saw them.";
+    DENSE: Gauge "tidegate_dense_mode_state" [""]
+        "1 while dense mode is on, 0 while it is off.";
     THREAD_STRAYS: Counter "tidegate_iothread_stray_completions_total" ["thread"]
                 "Completions that matched no I/O. Any value above zero is a bug: report it.";
 }

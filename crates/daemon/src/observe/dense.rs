@@ -1,0 +1,211 @@
+//! Dense mode on this host: once a minute it counts virtual machines, vCPUs and the CPUs' use, and tells the I/O threads.
+//!
+//! `tidegate-core` decides ([`tidegate_core::dense`]). No I/O thread takes part in a sample, and none wakes up unless the
+//! mode changes.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tidegate_api::dense::{DenseCondition, DenseConditions, DenseMode, DenseStatus};
+use tidegate_api::events::Happening;
+use tidegate_core::dense::{Condition, Conditions, Dense, Mode, Sample};
+use tidegate_engine::guests;
+
+use crate::clock;
+use crate::config::plan::DensePlan;
+use crate::host::Host;
+
+/// See the module.
+pub(crate) struct DenseWatch {
+    state: Mutex<State>,
+    hold_last: bool,
+}
+
+struct State {
+    dense: Dense,
+    /// At the last sample.
+    cpu: CpuTimes,
+}
+
+/// The time that all CPUs have spent, in the kernel's ticks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct CpuTimes {
+    /// Online CPUs.
+    cpus: u32,
+    all: u64,
+    /// Idle, or waiting for I/O.
+    unused: u64,
+}
+
+impl DenseWatch {
+    /// Of a daemon that starts.
+    pub(crate) fn new(plan: &DensePlan) -> DenseWatch {
+        let mode = match plan.mode {
+            DenseMode::Off => Mode::Off,
+            DenseMode::Auto => Mode::Auto,
+            DenseMode::On => Mode::On,
+        };
+        DenseWatch {
+            state: Mutex::new(State {
+                dense: Dense::new(mode, plan.margin, clock::now()),
+                cpu: CpuTimes::read(),
+            }),
+            hold_last: plan.hold_last,
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // No panic leaves it half changed.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its state, for people.
+    pub(crate) fn status(&self) -> DenseStatus {
+        let state = self.state();
+        DenseStatus {
+            mode: match state.dense.mode() {
+                Mode::Off => DenseMode::Off,
+                Mode::Auto => DenseMode::Auto,
+                Mode::On => DenseMode::On,
+            },
+            on: state.dense.is_on(),
+            conditions: state.dense.conditions().map(conditions),
+        }
+    }
+
+    /// Whether it is on.
+    pub(crate) fn is_on(&self) -> bool {
+        self.state().dense.is_on()
+    }
+
+    /// Takes a sample, and tells the I/O threads of a change. Returns the change.
+    pub(crate) fn sample(&self, host: &Host) -> Option<Happening> {
+        let mut state = self.state();
+        let cpu = CpuTimes::read();
+        let sample = Sample {
+            cpus: cpu.cpus,
+            utilisation: cpu.utilisation_since(state.cpu),
+            ..count_guests(host)
+        };
+        state.cpu = cpu;
+        let change = state.dense.sample(clock::now(), &sample)?;
+        self.tell(host, change.on);
+        Some(Happening::DenseMode {
+            on: change.on,
+            conditions: change.why.map(conditions),
+        })
+    }
+
+    /// Tells the I/O threads whether it is on.
+    pub(crate) fn tell(&self, host: &Host, on: bool) {
+        if let Err(problem) = host.set_dense(on, self.hold_last) {
+            // The daemon is stopping, or a thread does not take commands.
+            tracing::warn!(on, %problem, "I/O threads could not be told of dense mode");
+        }
+    }
+}
+
+/// Counts the virtual machines and their vCPUs.
+fn count_guests(host: &Host) -> Sample {
+    let Ok(statistics) = host.statistics() else {
+        return Sample::default();
+    };
+    let is_guest = |process| guests::count_vcpus(process).is_some();
+    let processes = statistics.guest_processes(is_guest);
+    let counts: Vec<Option<u32>> = processes.into_iter().map(guests::count_vcpus).collect();
+    let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+    Sample {
+        vms: number(counts.len()),
+        vcpus: counts.iter().map(|count| count.unwrap_or(1)).sum(),
+        assumed: number(counts.iter().filter(|count| count.is_none()).count()),
+        ..Sample::default()
+    }
+}
+
+/// The conditions in the API's words.
+fn conditions(conditions: Conditions) -> DenseConditions {
+    let convert = |condition: Condition, unit: f64| DenseCondition {
+        value: f64::from(condition.value) / unit,
+        threshold: f64::from(condition.threshold) / unit,
+        holds: condition.holds(),
+    };
+    DenseConditions {
+        vms: convert(conditions.vms, 1.0),
+        vcpus: convert(conditions.vcpus, 1.0),
+        utilisation_percent: convert(conditions.utilisation, 10.0),
+        assumed_vms: conditions.assumed,
+    }
+}
+
+impl CpuTimes {
+    /// Now; nothing if the kernel does not say.
+    fn read() -> CpuTimes {
+        let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+        CpuTimes::parse(&text)
+    }
+
+    /// Of the text of `/proc/stat`: a line of all CPUs, and one for each that is online.
+    fn parse(text: &str) -> CpuTimes {
+        let mut times = CpuTimes::default();
+        for line in text.lines() {
+            let mut words = line.split_ascii_whitespace();
+            match words.next() {
+                Some("cpu") => {
+                    // Guests' time, after the eighth, is in the first two already.
+                    let ticks: Vec<u64> = words.take(8).map(|w| w.parse().unwrap_or(0)).collect();
+                    times.all = ticks.iter().sum();
+                    times.unused = ticks.iter().skip(3).take(2).sum();
+                }
+                Some(name) if name.starts_with("cpu") => times.cpus += 1,
+                _ => {}
+            }
+        }
+        times
+    }
+
+    /// The part that was used since then, in thousandths.
+    fn utilisation_since(self, before: CpuTimes) -> u32 {
+        let all = self.all.saturating_sub(before.all);
+        // The kernel's idle time may step back by a tick.
+        let unused = self.unused.saturating_sub(before.unused).min(all);
+        let used = (all - unused).saturating_mul(1000).checked_div(all);
+        u32::try_from(used.unwrap_or(0)).unwrap_or(1000)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STAT: &str = "cpu  100 5 50 800 40 3 2 0 77 0\ncpu0 50 5 25 400 20 3 2 0 30 0\ncpu1 50 0 25 400 20 0 0 0 47 0\n\
+                        intr 1234\nctxt 99\n";
+
+    #[test]
+    fn utilisation_is_neither_idle_time_nor_waiting_for_io() {
+        let before = CpuTimes::parse(STAT);
+        assert_eq!((before.cpus, before.all, before.unused), (2, 1000, 840));
+        let after = CpuTimes::parse("cpu  400 5 250 1200 140 3 2 0 0 0\ncpu0 1\n");
+        assert_eq!(after.cpus, 1);
+        // 1000 ticks, 500 of them unused.
+        assert_eq!(after.utilisation_since(before), 500);
+        assert_eq!(before.utilisation_since(before), 0);
+        assert_eq!(before.utilisation_since(after), 0);
+        assert_eq!(
+            CpuTimes::parse("nonsense\ncpu\ncpu x y"),
+            CpuTimes::default()
+        );
+    }
+
+    #[test]
+    fn conditions_are_in_percent_outside() {
+        let converted = conditions(Conditions {
+            utilisation: Condition {
+                value: 499,
+                threshold: 500,
+            },
+            ..Conditions::default()
+        });
+        let utilisation = converted.utilisation_percent;
+        assert_eq!((utilisation.value, utilisation.threshold), (49.9, 50.0));
+        assert!(!utilisation.holds && converted.vms.holds);
+    }
+}
