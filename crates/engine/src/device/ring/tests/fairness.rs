@@ -137,7 +137,7 @@ fn a_guest_with_one_request_at_a_time_waits_for_a_turn_beside_63_deep_ones() {
     let facts = Arc::new(DeviceFacts::new(
         String::new(),
         String::new(),
-        QUEUES.into(),
+        QUEUES,
     ));
     for (number, guest) in (0..).zip(&deep) {
         attach_numbered(&daemon, guest, number, &facts);
