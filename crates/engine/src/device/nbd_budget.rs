@@ -105,6 +105,12 @@ impl Budget {
         }
     }
 
+    /// Whether memory was released since the last retry.
+    #[inline]
+    pub(crate) fn was_freed(&self) -> bool {
+        self.freed
+    }
+
     /// Moves the waiting connections to `ready_connections` if memory was released since the last retry. The longest
     /// waiting comes last, where the next is taken from. Returns whether there were any.
     pub(crate) fn wake(&mut self, ready_connections: &mut Vec<u32>) -> bool {

@@ -345,7 +345,7 @@ impl RingDevice {
         let room = allowance.in_flight() as usize;
         let room = room.saturating_sub(self.queue.in_flight().into());
         self.capped = room < most;
-        let most = most.min(room);
+        let mut most = most.min(room);
         if most > 0 && self.memory.is_spoilt() {
             // The memory that was read may be missing pages.
             self.fail(Malformed::Memory, cx.now);
@@ -368,8 +368,8 @@ impl RingDevice {
         let until = before + self.facts.effort.left(cx.now);
         let mut count = 0;
         let mut bytes = self.account.bytes;
-        let mut is_left = true;
-        while count < most && is_left && self.queue.walked() < until {
+        let is_metered = allowance.is_metered();
+        while count < most && self.queue.walked() < until {
             let arrived = self.arrival(cx.now);
             match self.take() {
                 Ok(Some(taken)) => self.begin(index, cx, taken, arrived),
@@ -380,8 +380,11 @@ impl RingDevice {
                 }
             }
             count += 1;
-            if allowance.is_metered() {
-                is_left = allowance.charge(self.account.bytes - bytes);
+            if is_metered {
+                if !allowance.charge(self.account.bytes - bytes) && count < most {
+                    most = count;
+                    self.capped = false;
+                }
                 bytes = self.account.bytes;
             }
         }
@@ -400,7 +403,7 @@ impl RingDevice {
             self.facts.effort.spend(cx.now, walked - before);
             allowance.spend(effort::cost(walked - before));
         }
-        let ended = count == most || walked >= until || !is_left;
+        let ended = count == most || walked >= until;
         let left = ended && self.queue.has_work();
         if left && self.seen.is_none() {
             self.seen = Some((self.queue.available(), cx.now));

@@ -191,8 +191,15 @@ impl IoThread {
     }
 
     /// Advances the connections that have something to send, or to decode.
-    #[inline]
+    #[inline(always)]
     pub(super) fn advance_connections(&mut self) {
+        if !self.cx.ready_connections.is_empty() || self.cx.budget.was_freed() {
+            self.advance_ready_connections();
+        }
+    }
+
+    #[inline(never)]
+    fn advance_ready_connections(&mut self) {
         loop {
             while let Some(index) = self.cx.ready_connections.pop() {
                 self.advance_connection(index);

@@ -59,10 +59,8 @@ impl Backlog {
 impl IoThread {
     /// Takes and performs the requests of one turn, a piece at a time. Returns whether there were any.
     pub(super) fn requests(&mut self) -> bool {
-        if !self.cx.ready_connections.is_empty() {
-            // What they have received takes its turn with the queues.
-            self.advance_connections();
-        }
+        // What connections have received takes its turn with the queues.
+        self.advance_connections();
         self.competing = self.active.len() > 1 || !self.backlog.connections.is_empty();
         if self.competing {
             self.round_robin.begin();

@@ -134,11 +134,7 @@ fn a_guest_with_one_request_at_a_time_waits_for_a_turn_beside_63_deep_ones() {
         };
         daemon.attach(disk, 1 << 20, vec![opened], None);
     }
-    let facts = Arc::new(DeviceFacts::new(
-        String::new(),
-        String::new(),
-        QUEUES,
-    ));
+    let facts = Arc::new(DeviceFacts::new(String::new(), String::new(), QUEUES));
     for (number, guest) in (0..).zip(&deep) {
         attach_numbered(&daemon, guest, number, &facts);
     }
