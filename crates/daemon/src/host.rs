@@ -31,6 +31,7 @@ use tidegate_engine::{
 use crate::clock;
 use crate::config::plan::filters::Stack;
 use crate::config::plan::{DiskPlan, ImagePlan, NamedBy, ThreadsPlan};
+use crate::disks::counters::Calls;
 use crate::os_error::limits;
 use crate::os_error::{self, Outcome};
 
@@ -513,6 +514,15 @@ impl Disk {
         RingCounts {
             nonsense_total: report.nonsense,
             broken_total: report.broken_queues,
+        }
+    }
+
+    /// Completions in its guests' rings, and interrupts for them.
+    pub(crate) fn calls(&self) -> Calls {
+        let report = self.disk.device_report();
+        Calls {
+            completions: report.answered,
+            interrupts: report.interrupts,
         }
     }
 

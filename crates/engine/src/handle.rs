@@ -145,6 +145,10 @@ pub struct DeviceReport {
     pub nonsense: u64,
     /// Queues stopped because of malformed rings.
     pub broken_queues: u64,
+    /// Requests of its queues that were answered.
+    pub answered: u64,
+    /// Interrupts that were sent to its guest for them.
+    pub interrupts: u64,
     /// Whether a front end is connected.
     pub connected: bool,
 }

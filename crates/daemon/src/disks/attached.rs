@@ -35,7 +35,7 @@ use vhost_listener::VhostListener;
 
 pub(crate) mod part_plan;
 pub(crate) mod vhost_listener;
-use crate::disks::counters::{ClientCounts, DiskCounters};
+use crate::disks::counters::{Calls, ClientCounts, DiskCounters};
 use crate::os_error::{self, Outcome};
 
 /// One attached disk.
@@ -612,6 +612,11 @@ impl Attached {
     /// What the policy of its flash cache has learned. None: it has no cache that is open.
     pub(crate) fn policy_state(&self) -> Outcome<Option<Vec<u8>>> {
         self.disk.policy_state()
+    }
+
+    /// Completions in its guests' rings, and interrupts for them.
+    pub(crate) fn calls(&self) -> Calls {
+        self.disk.calls()
     }
 
     /// Counts of errors in its guests' rings.

@@ -41,11 +41,19 @@ pub(crate) struct AttachedMoment {
     pub(crate) clients: ClientCounts,
     pub(crate) has_problem: bool,
     pub(crate) rings: RingCounts,
+    pub(crate) calls: Calls,
     pub(crate) upstream: Option<UpstreamCounts>,
     /// The members of its layout, if it has one.
     pub(crate) members: Vec<MemberMoment>,
     /// Its flash cache, if it is attached with one.
     pub(crate) cache: Option<(Name, CacheCounts)>,
+}
+
+/// Completions of guests' requests, and interrupts for them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Calls {
+    pub(crate) completions: u64,
+    pub(crate) interrupts: u64,
 }
 
 /// The current state of a member.

@@ -324,6 +324,7 @@ impl DiskService {
             clients: live.client_counts(),
             has_problem,
             rings: live.rings(),
+            calls: live.calls(),
             upstream: live.upstream(),
             members: members::moments(live),
             cache: caches::moment(live),

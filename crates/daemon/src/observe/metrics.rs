@@ -158,6 +158,8 @@ fn settings(page: &mut Page, disks: &[AttachedMoment]) {
     each(page, &DISK_PROBLEMS, |d| Some(d.has_problem.into()));
     each(page, &DISK_NONSENSE, |d| Some(d.rings.nonsense_total));
     each(page, &DISK_BROKEN, |d| Some(d.rings.broken_total));
+    each(page, &DISK_COMPLETIONS, |d| Some(d.calls.completions));
+    each(page, &DISK_INTERRUPTS, |d| Some(d.calls.interrupts));
     let upstreams = || all().filter_map(|(whose, disk)| Some((whose, disk.upstream?)));
     let mut lost = page.family(&UPSTREAM_LOST);
     for (whose, up) in upstreams() {
@@ -485,7 +487,7 @@ impl Write for Escaped<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::disks::counters::{ClientCounts, DiskCounters, MemberMoment};
+    use crate::disks::counters::{Calls, ClientCounts, DiskCounters, MemberMoment};
     use crate::observe::sample::ThreadMoment;
     use std::collections::BTreeMap;
     use tidegate_api::cache::CacheCounts;
@@ -679,6 +681,10 @@ mod tests {
                 nonsense_total: 3,
                 broken_total: 1,
             },
+            calls: Calls {
+                completions: 90,
+                interrupts: 30,
+            },
             upstream: Some(UpstreamCounts {
                 lost_total: 7,
                 violations_total: 2,
@@ -804,6 +810,8 @@ mod tests {
             "tidegate_disk_problems{disk=\"a\",datastore=\"local\"} 1",
             "tidegate_disk_nonsense_requests_total{disk=\"a\",datastore=\"local\"} 3",
             "tidegate_disk_broken_queues_total{disk=\"a\",datastore=\"local\"} 1",
+            "tidegate_disk_ring_completions_total{disk=\"a\",datastore=\"local\"} 90",
+            "tidegate_disk_interrupts_total{disk=\"a\",datastore=\"local\"} 30",
             "tidegate_disk_upstream_losses_total{disk=\"a\",datastore=\"local\",cause=\"violation\"} 2",
             "tidegate_disk_upstream_losses_total{disk=\"a\",datastore=\"local\",cause=\"silence\"} 1",
             "tidegate_disk_upstream_losses_total{disk=\"a\",datastore=\"local\",cause=\"end\"} 4",

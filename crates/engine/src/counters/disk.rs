@@ -125,6 +125,15 @@ impl DiskCounters {
         &self.connections
     }
 
+    /// Requests of its queues that were answered, and interrupts that were sent for them.
+    pub(crate) fn calls(&self) -> (u64, u64) {
+        let sum = |of: fn(&QueueCounters) -> &AtomicU64| {
+            let counts = self.queues.iter().map(of);
+            counts.map(|count| count.load(Ordering::Relaxed)).sum()
+        };
+        (sum(|queue| &queue.answered), sum(|queue| &queue.calls))
+    }
+
     pub(super) fn read(&self, disk: DiskId) -> DiskActivity {
         DiskActivity {
             disk,

@@ -224,7 +224,10 @@ impl Disk {
 
     /// Counters of its vhost-user device.
     pub fn device_report(&self) -> DeviceReport {
+        let (answered, interrupts) = self.core.device.facts.counters.calls();
         DeviceReport {
+            answered,
+            interrupts,
             nonsense: self.core.device.facts.nonsense.load(Ordering::Relaxed),
             broken_queues: self.core.device.facts.broken.load(Ordering::Relaxed),
             connected: self.core.device.front_ends.any(),

@@ -153,6 +153,10 @@ families! {
                 "Invalid requests of guests (vhost-user), each answered with an error.";
     DISK_BROKEN: Counter "tidegate_disk_broken_queues_total" ["disk, datastore"]
                 "Queues of guests (vhost-user) that were stopped because their rings were invalid.";
+    DISK_COMPLETIONS: Counter "tidegate_disk_ring_completions_total" ["disk, datastore"]
+                "Requests of guests (vhost-user) that were completed.";
+    DISK_INTERRUPTS: Counter "tidegate_disk_interrupts_total" ["disk, datastore"]
+                "Interrupts that were sent to guests (vhost-user) for completions; `coalesce` and `tidegate disk set --coalesce` say how many completions have one.";
     UPSTREAM_LOST: Counter "tidegate_disk_upstream_losses_total" ["disk, datastore, cause"]
                 "Lost connections to the disk's upstream. Causes: the upstream broke the protocol (`violation`), was silent for too long (`silence`), or closed the connection (`end`).";
     UPSTREAM_ATTEMPTS: Counter "tidegate_disk_upstream_attempts_total" ["disk, datastore, outcome"]
