@@ -31,7 +31,6 @@ use tidegate_engine::{
 use crate::clock;
 use crate::config::plan::filters::Stack;
 use crate::config::plan::{DiskPlan, ImagePlan, NamedBy, ThreadsPlan};
-use crate::disks::counters::Calls;
 use crate::os_error::limits;
 use crate::os_error::{self, Outcome};
 
@@ -63,6 +62,13 @@ const OPENING: Duration = Duration::from_secs(60);
 
 /// The engine's identifier of a disk.
 pub(crate) type Key = DiskId;
+
+/// Completions of guests' requests, and interrupts for them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Calls {
+    pub(crate) completions: u64,
+    pub(crate) interrupts: u64,
+}
 
 /// The I/O threads of this host.
 pub(crate) struct Host {

@@ -35,7 +35,7 @@ use vhost_listener::VhostListener;
 
 pub(crate) mod part_plan;
 pub(crate) mod vhost_listener;
-use crate::disks::counters::{Calls, ClientCounts, DiskCounters};
+use crate::disks::counters::{ClientCounts, DiskCounters};
 use crate::os_error::{self, Outcome};
 
 /// One attached disk.
@@ -615,7 +615,7 @@ impl Attached {
     }
 
     /// Completions in its guests' rings, and interrupts for them.
-    pub(crate) fn calls(&self) -> Calls {
+    pub(crate) fn calls(&self) -> host::Calls {
         self.disk.calls()
     }
 

@@ -8,6 +8,8 @@ use tidegate_core::curve::Curve;
 use tidegate_core::filter::stats::StatsReport;
 use tidegate_core::units::Time;
 
+use crate::host::Calls;
+
 /// A disk's counters at one time.
 #[derive(Clone, Debug)]
 pub(crate) struct DiskCounters {
@@ -47,13 +49,6 @@ pub(crate) struct AttachedMoment {
     pub(crate) members: Vec<MemberMoment>,
     /// Its flash cache, if it is attached with one.
     pub(crate) cache: Option<(Name, CacheCounts)>,
-}
-
-/// Completions of guests' requests, and interrupts for them.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Calls {
-    pub(crate) completions: u64,
-    pub(crate) interrupts: u64,
 }
 
 /// The current state of a member.

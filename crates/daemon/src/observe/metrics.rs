@@ -487,7 +487,8 @@ impl Write for Escaped<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::disks::counters::{Calls, ClientCounts, DiskCounters, MemberMoment};
+    use crate::disks::counters::{ClientCounts, DiskCounters, MemberMoment};
+    use crate::host::Calls;
     use crate::observe::sample::ThreadMoment;
     use std::collections::BTreeMap;
     use tidegate_api::cache::CacheCounts;
