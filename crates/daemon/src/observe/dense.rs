@@ -13,6 +13,7 @@ use tidegate_engine::guests;
 use crate::clock;
 use crate::config::plan::DensePlan;
 use crate::host::Host;
+use crate::os_error::Outcome;
 
 /// See the module.
 pub(crate) struct DenseWatch {
@@ -39,14 +40,9 @@ struct CpuTimes {
 impl DenseWatch {
     /// Of a daemon that starts.
     pub(crate) fn new(plan: &DensePlan) -> DenseWatch {
-        let mode = match plan.mode {
-            DenseMode::Off => Mode::Off,
-            DenseMode::Auto => Mode::Auto,
-            DenseMode::On => Mode::On,
-        };
         DenseWatch {
             state: Mutex::new(State {
-                dense: Dense::new(mode, plan.margin, clock::now()),
+                dense: Dense::new(core_mode(plan.mode), plan.margin, clock::now()),
                 cpu: CpuTimes::read(),
             }),
             hold_last: plan.hold_last,
@@ -95,12 +91,38 @@ impl DenseWatch {
         })
     }
 
+    /// Sets when it is on, and tells the I/O threads of a change before it is answered. Returns the change.
+    pub(crate) fn set_mode(&self, host: &Host, mode: DenseMode) -> Outcome<Option<Happening>> {
+        let mut state = self.state();
+        let before = state.dense.mode();
+        let Some(change) = state.dense.set_mode(core_mode(mode)) else {
+            return Ok(None);
+        };
+        if let Err(problem) = host.set_dense(change.on, self.hold_last) {
+            state.dense.set_mode(before);
+            return Err(problem);
+        }
+        Ok(Some(Happening::DenseMode {
+            on: change.on,
+            conditions: change.why.map(conditions),
+        }))
+    }
+
     /// Tells the I/O threads whether it is on.
     pub(crate) fn tell(&self, host: &Host, on: bool) {
         if let Err(problem) = host.set_dense(on, self.hold_last) {
             // The daemon is stopping, or a thread does not take commands.
             tracing::warn!(on, %problem, "I/O threads could not be told of dense mode");
         }
+    }
+}
+
+/// The setting as the core has it.
+fn core_mode(mode: DenseMode) -> Mode {
+    match mode {
+        DenseMode::Off => Mode::Off,
+        DenseMode::Auto => Mode::Auto,
+        DenseMode::On => Mode::On,
     }
 }
 

@@ -71,7 +71,7 @@ async fn write(
     Path(path): Path<String>,
     Body(order): Body<TreeSet>,
 ) -> Answer<TreeChange> {
-    work(move || tree::write(&*daemon.services.disk_service, &path, &order.value)).await
+    work(move || tree::write(&*daemon, &path, &order.value)).await
 }
 
 /// The node, or the stream of its changes.
@@ -117,7 +117,7 @@ async fn answer(State(daemon): Shared, path: String, watch: Asked) -> Result<Res
 
 async fn look(daemon: &Arc<Daemon>, path: &str) -> Outcome<TreeNode> {
     let (daemon, path) = (Arc::clone(daemon), path.to_owned());
-    os_error::blocking(move || tree::read(&*daemon.services.disk_service, &path)).await
+    os_error::blocking(move || tree::read(&*daemon, &path)).await
 }
 
 /// A client that watches a node.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use tidegate_api::dense::{DenseMode, DenseStatus};
 use tidegate_api::disk::{ClientKind, DiskSet};
 use tidegate_api::io::{Coalesce, IO_WEIGHT, IoClass};
 use tidegate_api::name::Name;
@@ -11,7 +12,8 @@ use tidegate_engine::counters::QueueActivity;
 use tidegate_engine::guests::count_vcpus;
 
 use crate::clock;
-use crate::disks::disk_service::DiskService;
+use crate::daemon::Daemon;
+use crate::observe::monitor::now_ms;
 use crate::os_error::Outcome;
 
 /// See the module.
@@ -30,6 +32,10 @@ pub(crate) trait Controlled {
     fn unlock_thread(&self, thread: u32) -> Outcome<()>;
     /// Chooses the I/O thread for new disks; `None`: the active one with the fewest.
     fn set_default_thread(&self, thread: Option<u32>) -> Outcome<()>;
+    /// Dense mode.
+    fn dense(&self) -> DenseStatus;
+    /// Sets when dense mode is on.
+    fn set_dense(&self, mode: DenseMode) -> Outcome<()>;
     /// The attached disks.
     fn devices(&self) -> Vec<Name>;
     /// One of them.
@@ -102,41 +108,56 @@ pub(crate) struct Machine {
     pub(crate) devices: Vec<Name>,
 }
 
-impl Controlled for DiskService {
+impl Controlled for Daemon {
     fn now_ns(&self) -> u64 {
         clock::now().as_nanos()
     }
 
     fn threads(&self) -> Outcome<Vec<Thread>> {
-        DiskService::threads(self)
+        self.services.disk_service.threads()
     }
 
     fn create_thread(&self) -> Outcome<u32> {
-        DiskService::create_thread(self)
+        self.services.disk_service.create_thread()
     }
 
     fn remove_thread(&self, thread: u32) -> Outcome<()> {
-        DiskService::remove_thread(self, thread)
+        self.services.disk_service.remove_thread(thread)
     }
 
     fn lock_thread(&self, thread: u32) -> Outcome<()> {
-        DiskService::lock_thread(self, thread)
+        self.services.disk_service.lock_thread(thread)
     }
 
     fn unlock_thread(&self, thread: u32) -> Outcome<()> {
-        DiskService::unlock_thread(self, thread)
+        self.services.disk_service.unlock_thread(thread)
     }
 
     fn set_default_thread(&self, thread: Option<u32>) -> Outcome<()> {
-        DiskService::set_default_thread(self, thread)
+        self.services.disk_service.set_default_thread(thread)
+    }
+
+    fn dense(&self) -> DenseStatus {
+        self.monitor.dense().status()
+    }
+
+    fn set_dense(&self, mode: DenseMode) -> Outcome<()> {
+        let changed = self
+            .monitor
+            .dense()
+            .set_mode(self.services.disk_service.host(), mode)?;
+        if let Some(happening) = changed {
+            self.monitor.journal().add(None, now_ms(), happening);
+        }
+        Ok(())
     }
 
     fn devices(&self) -> Vec<Name> {
-        self.live().names()
+        self.services.disk_service.live().names()
     }
 
     fn device(&self, name: &Name) -> Outcome<Device> {
-        let disk = self.must_be_attached(name)?;
+        let disk = self.services.disk_service.must_be_attached(name)?;
         let clients = disk.clients();
         let mut owners: Vec<u32> = clients
             .iter()
@@ -161,18 +182,24 @@ impl Controlled for DiskService {
     }
 
     fn move_device(&self, name: &Name, thread: u32) -> Outcome<DiskThread> {
-        self.move_to_thread(name, thread)
+        self.services.disk_service.move_to_thread(name, thread)
     }
 
     fn set_device(&self, name: &Name, order: &DiskSet) -> Outcome<()> {
         // A detached disk has no device, and its settings are not the tree's.
-        self.must_be_attached(name)?;
-        self.set(name, order).map(drop)
+        self.services.disk_service.must_be_attached(name)?;
+        self.services.disk_service.set(name, order).map(drop)
     }
 
     fn queues(&self, name: &Name) -> Outcome<Vec<(Queue, QueueActivity)>> {
-        let key = self.must_be_attached(name)?.key();
-        let all = self.host().statistics()?.disks().into_iter();
+        let key = self.services.disk_service.must_be_attached(name)?.key();
+        let all = self
+            .services
+            .disk_service
+            .host()
+            .statistics()?
+            .disks()
+            .into_iter();
         // A disk that is being detached has none.
         let of = all.filter(|it| it.disk == key).flat_map(|it| {
             let rings = (0..).map(Queue::Ring).zip(it.queues);

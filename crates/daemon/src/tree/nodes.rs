@@ -1,5 +1,6 @@
 //! The table of the control tree: each directory and each file with its meaning, and how it is read and written.
 
+use tidegate_api::dense::{DenseCondition, DenseMode};
 use tidegate_api::disk::DiskSet;
 use tidegate_api::io::{Coalesce, IO_WEIGHTS, IoClass};
 use tidegate_api::name::Name;
@@ -137,6 +138,10 @@ pub(crate) const DIRECTORIES: &[Directory] = &[
     Directory {
         path: "/queue/QUEUE",
         about: "one queue. Counts and times are since the disk was attached",
+    },
+    Directory {
+        path: "/dense",
+        about: "dense mode, which trades latency for fewer wake-ups and interrupts when the host is full",
     },
     Directory {
         path: "/vm",
@@ -399,6 +404,30 @@ pub(crate) const NODES: &[Node] = &[
         file: queue(|it| it.delays.quantile(9_900).as_nanos().to_string()),
     },
     Node {
+        path: "/dense/mode",
+        about: "`off`, `on`, or `auto`: on while all three conditions hold. The change lasts until the daemon ends",
+        file: File::Host {
+            read: Some(|on| Ok(on.dense().mode.word().to_owned())),
+            write: Some(set_dense),
+        },
+    },
+    Node {
+        path: "/dense/on",
+        about: "1 while dense mode is on, else 0",
+        file: File::Host {
+            read: Some(|on| Ok(u8::from(on.dense().on).to_string())),
+            write: None,
+        },
+    },
+    Node {
+        path: "/dense/conditions",
+        about: "the conditions at the last sample, one a line: name, value, threshold, and 1 if it holds. Empty in the first minute",
+        file: File::Host {
+            read: Some(conditions),
+            write: None,
+        },
+    },
+    Node {
         path: "/vm/PID/vcpus",
         about: "its vCPUs; empty if its front end does not name their threads",
         file: File::Machine {
@@ -465,6 +494,24 @@ fn lock(on: &dyn Controlled, thread: u32, value: &str) -> Outcome<String> {
 fn move_to(on: &dyn Controlled, name: &Name, value: &str) -> Outcome<String> {
     let moved = on.move_device(name, thread_in(value)?)?;
     Ok(format!("pause_us {:.1}", moved.pause_us))
+}
+
+fn set_dense(on: &dyn Controlled, value: &str) -> Outcome<String> {
+    let modes = [DenseMode::Off, DenseMode::Auto, DenseMode::On];
+    let mode = modes.into_iter().find(|mode| mode.word() == value);
+    on.set_dense(mode.ok_or_else(|| senseless(value, "write off, auto or on"))?)?;
+    Ok(String::new())
+}
+
+fn conditions(on: &dyn Controlled) -> Outcome<String> {
+    let Some(conditions) = on.dense().conditions else {
+        return Ok(String::new());
+    };
+    let line = |(name, it): (&str, DenseCondition)| {
+        let holds = u8::from(it.holds);
+        format!("{name} {:.1} {:.1} {holds}\n", it.value, it.threshold)
+    };
+    Ok(conditions.named().into_iter().map(line).collect())
 }
 
 fn set_weight(on: &dyn Controlled, name: &Name, value: &str) -> Outcome<String> {

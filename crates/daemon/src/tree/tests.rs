@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
+use tidegate_api::dense::{DenseCondition, DenseConditions, DenseMode, DenseStatus};
 use tidegate_api::disk::DiskSet;
 use tidegate_api::io::{Coalesce, IoClass};
 use tidegate_api::thread::{DiskThread, ThreadState};
@@ -23,6 +24,7 @@ struct State {
     default: Option<u32>,
     disks: BTreeMap<Name, u32>,
     settings: BTreeMap<Name, (u32, IoClass, Option<Coalesce>)>,
+    dense: DenseMode,
 }
 
 fn name(text: &str) -> Name {
@@ -43,6 +45,7 @@ impl Played {
             ],
             default: None,
             settings: BTreeMap::new(),
+            dense: DenseMode::Auto,
             disks: BTreeMap::from([(name("db1"), 0), (name("N"), 1)]),
         }))
     }
@@ -153,6 +156,29 @@ impl Controlled for Played {
         Ok(())
     }
 
+    fn dense(&self) -> DenseStatus {
+        let condition = |value| DenseCondition {
+            value,
+            threshold: 16.0,
+            holds: value >= 16.0,
+        };
+        DenseStatus {
+            mode: self.state().dense,
+            on: self.state().dense == DenseMode::On,
+            conditions: Some(DenseConditions {
+                vms: condition(16.0),
+                vcpus: condition(15.0),
+                utilisation_percent: condition(16.0),
+                assumed_vms: 0,
+            }),
+        }
+    }
+
+    fn set_dense(&self, mode: DenseMode) -> Outcome<()> {
+        self.0.borrow_mut().dense = mode;
+        Ok(())
+    }
+
     fn devices(&self) -> Vec<Name> {
         self.state().disks.into_keys().collect()
     }
@@ -257,6 +283,10 @@ fn a_file_is_one_line_or_a_line_for_each_thing() {
     assert_eq!(text_of(&on, "/vm/42/vcpus"), "4\n");
     assert_eq!(text_of(&on, "/vm/42/devices/"), "db1\n");
     assert_eq!(text_of(&on, "/thread/default"), "auto\n");
+    assert_eq!(
+        text_of(&on, "/dense/conditions"),
+        "vms 16.0 16.0 1\nvcpus 15.0 16.0 0\nutilisation 16.0 16.0 1\n"
+    );
     assert_eq!(text_of(&on, "/thread/0/queue_delay_p99_us"), "12.0\n");
     assert_eq!(text_of(&on, "/queue/db1.0/requests"), "8\n");
     assert_eq!(text_of(&on, "/queue/db1.nbd/calls"), "0\n");
@@ -270,7 +300,7 @@ fn a_directory_lists_its_files_and_the_things_that_are_there() {
     let on = Played::new();
     assert_eq!(
         names_in(&on, ""),
-        ["now_ns", "thread", "device", "queue", "vm"]
+        ["now_ns", "thread", "device", "queue", "dense", "vm"]
     );
     assert_eq!(
         names_in(&on, "/thread"),
@@ -320,6 +350,9 @@ fn a_write_takes_effect_before_it_is_answered() {
     assert_eq!(text_of(&on, "/thread/0/locked"), "1\n");
     write(&on, "/thread/remove", "0").unwrap();
     assert_eq!(text_of(&on, "/thread/0/state"), "parked\n");
+    write(&on, "/dense/mode", "on").unwrap();
+    assert_eq!(text_of(&on, "/dense/mode"), "on\n");
+    assert_eq!(text_of(&on, "/dense/on"), "1\n");
     for (file, value) in [
         ("weight", "25"),
         ("class", "latency"),
@@ -373,6 +406,8 @@ fn a_refusal_has_the_name_of_its_system_error_and_what_to_do() {
         ("/device/db1/thread", "2", "EINVAL"),
         ("/device/db1/thread", "4294967296", "EINVAL"),
         ("/device/db1/weight", "101", "EINVAL"),
+        ("/dense/mode", "full", "EINVAL"),
+        ("/dense/on", "1", "EACCES"),
         ("/device/db1/class", "urgent", "EINVAL"),
         ("/device/db1/coalesce", "static:0,1us", "EINVAL"),
         ("/device/web1/class", "latency", "ENOENT"),
