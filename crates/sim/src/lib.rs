@@ -7,7 +7,8 @@
 //! for disks with layouts), `guest.rs` (the workloads), [`control`] (ours, or a baseline), `slots.rs` (the coordination
 //! file), `invariants.rs` (what must hold at all times), [`results`] (the figures per bin), [`judge`] (the comparison
 //! with the expectations), [`compare`] (the comparison of policies), [`swarm`] (many seeds), [`seeds`] (past failures
-//! with their explanation), [`trace`] (a disk's recorded I/O, for replay).
+//! with their explanation), [`trace`] (a disk's recorded I/O, for replay). [`threads`] is a world of its own: I/O threads
+//! and vCPUs on shared cores.
 //!
 //! # Example
 //! ```

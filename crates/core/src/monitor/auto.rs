@@ -302,6 +302,10 @@ impl Auto {
         let (outcome, verdict) = judge(&trial, self.observed.target);
         match outcome {
             Outcome::Keep => self.push(out, Action::Stay, Why::Better(verdict)),
+            // Not to poll was only tried: without a verdict, threads poll as before.
+            Outcome::Void if trial.direction == Direction::SpinOff => {
+                self.undo(snapshot, &trial, Why::Void(verdict), out);
+            }
             Outcome::Void => self.push(out, Action::Stay, Why::Void(verdict)),
             Outcome::Undo => {
                 let offered = trial.before.offered();
