@@ -29,6 +29,7 @@ mod foretold;
 mod guest_disk;
 mod guest_flash;
 mod guest_mirror;
+mod guest_moves;
 mod guest_resize;
 mod hints;
 mod hosts;

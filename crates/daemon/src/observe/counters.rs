@@ -92,6 +92,15 @@ impl Services {
             });
         }
         disks.sort_by(|a, b| a.name.cmp(&b.name));
+        // One that has moved meanwhile was read on both threads, or on none.
+        disks.dedup_by(|again, first| again.name == first.name);
+        for disk in attached.values() {
+            if let Err(place) = disks.binary_search_by(|it| it.name.cmp(disk.name()))
+                && let Ok(counters) = disk.counters()
+            {
+                disks.insert(place, counters);
+            }
+        }
         let at = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .map_or(0, |since| since.as_millis());

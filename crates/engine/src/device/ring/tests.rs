@@ -25,6 +25,7 @@ use tidegate_front::vhost::{Area, GuestMemory};
 mod coalescing;
 mod dense;
 mod fairness;
+mod forwarded;
 mod scattered;
 
 /// How long a test waits before it fails: never reached unless something is stuck.
