@@ -11,6 +11,7 @@ use std::path::PathBuf;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::dense::DenseMode;
 use crate::io::Coalesce;
@@ -58,14 +59,24 @@ pub struct HostConfig {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct IoConfig {
-    /// The number of I/O threads. Default: half the CPUs, at least 1 and at most 4.
+    /// The number of I/O threads at the start. `"auto"`: `min`, and then as many as the load needs. Default: half the CPUs,
+    /// at least 1 and at most 4.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub threads: Option<u16>,
+    pub threads: Option<Threads>,
+    /// The policy takes no thread away below this number. Default: `threads`; with `"auto"`, 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min: Option<u16>,
+    /// The policy adds no thread beyond this number. Default: `threads`; with `"auto"`, the number of CPUs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max: Option<u16>,
+    /// What moves disks between I/O threads, and adds and removes threads between `min` and `max`. Default: `auto`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy: Option<ThreadPolicy>,
     /// The longest time that an idle I/O thread polls before it sleeps. The thread learns whether this time or a quarter of
     /// it is better. `0` sleeps at once. Default: `200us`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub poll: Option<Span>,
-    /// The CPUs of the I/O threads, one for each thread, in order. Default: threads are not pinned.
+    /// The CPUs of the I/O threads, one for each of the most threads, in order. Default: threads are not pinned.
     pub cpus: Vec<u32>,
     /// Whether each disk's miss-ratio curve is estimated, which takes 2 % of the instructions of a request and 60 KiB for
     /// each disk in use. Default: `true`.
@@ -92,6 +103,76 @@ pub struct DenseConfig {
     /// a time, and delays each of their requests. Default: `false`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hold_last: Option<bool>,
+}
+
+/// A number of I/O threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Threads {
+    /// As many as the load needs.
+    Auto,
+    /// So many at the start.
+    Count(u16),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "a number or \"auto\"")]
+enum RawThreads {
+    Count(u16),
+    Word(String),
+}
+
+impl Serialize for Threads {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Threads::Auto => s.serialize_str("auto"),
+            Threads::Count(count) => s.serialize_u16(*count),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Threads {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Threads, D::Error> {
+        match RawThreads::deserialize(d)? {
+            RawThreads::Count(count) => Ok(Threads::Count(count)),
+            RawThreads::Word(word) if word == "auto" => Ok(Threads::Auto),
+            RawThreads::Word(_) => {
+                Err(serde::de::Error::custom("a number or \"auto\" is expected"))
+            }
+        }
+    }
+}
+
+impl JsonSchema for Threads {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Threads".into()
+    }
+    fn inline_schema() -> bool {
+        true
+    }
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({
+            "type": ["string", "integer"],
+            "pattern": "^auto$",
+            "examples": ["auto"],
+        })
+    }
+}
+
+/// What places disks on I/O threads.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ToSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum ThreadPolicy {
+    /// Administrators: nothing changes by itself.
+    None,
+    /// Queueing delay: each change is tried, and undone if it does no good.
+    #[default]
+    Auto,
+    /// Idle time, as IOcm: for comparison.
+    Iocm,
+    /// Busy shares, as SPDK's dynamic scheduler: for comparison.
+    Spdk,
 }
 
 /// Flash caches.
@@ -247,6 +328,8 @@ mod tests {
             version = 1
             [io]
             threads = 2
+            max = 4
+            policy = "spdk"
             poll = "20us"
             cpus = [2, 3]
             [nbd]
@@ -265,6 +348,21 @@ mod tests {
         assert_eq!(config.nbd.tcp.len(), 2);
         let again = toml::to_string(&config).unwrap();
         assert_eq!(Config::read(&again).unwrap(), config);
+    }
+
+    #[test]
+    fn threads_are_a_number_or_auto() {
+        let of = |text: &str| Config::read(&format!("[io]\nthreads = {text}"));
+        assert_eq!(of("3").unwrap().io.threads, Some(Threads::Count(3)));
+        let auto = of("\"auto\"").unwrap();
+        assert_eq!(auto.io.threads, Some(Threads::Auto));
+        assert_eq!(
+            Config::read(&toml::to_string(&auto).unwrap()).unwrap(),
+            auto
+        );
+        for bad in ["\"many\"", "-1", "1.5", "[]"] {
+            assert!(of(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -339,11 +339,47 @@ pub enum Happening {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         conditions: Option<DenseConditions>,
     },
+    /// The policy of I/O threads decided something.
+    IoThreads {
+        /// What is done.
+        action: IoThreadAction,
+        /// The disk that moves, if one does.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        disk: Option<Name>,
+        /// The I/O thread that gets it, or that is activated, locked or parked.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        thread: Option<u32>,
+        /// Why, with the measured values.
+        why: String,
+        /// Why it could not be carried out, if it could not.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        failed: Option<String>,
+    },
     /// Events were lost because the queue was full.
     Missed {
         /// The number of lost events.
         count: u64,
     },
+}
+
+/// What the policy of I/O threads does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum IoThreadAction {
+    /// A disk moves to another thread.
+    Move,
+    /// A thread takes disks from now on.
+    Activate,
+    /// A thread takes no more disks.
+    Lock,
+    /// A thread without disks sleeps until it is needed.
+    Park,
+    /// Idle threads may poll.
+    PollOn,
+    /// Idle threads do not poll.
+    PollOff,
+    /// Nothing: this is what was found.
+    Stay,
 }
 
 /// Why a certificate needs attention.
@@ -404,6 +440,7 @@ impl Happening {
             Happening::CacheDeviceRemoved { .. } => "cache-device-removed",
             Happening::CacheTarget { .. } => "cache-target",
             Happening::DenseMode { .. } => "dense-mode",
+            Happening::IoThreads { .. } => "io-threads",
             Happening::Missed { .. } => "missed",
         }
     }
@@ -476,6 +513,13 @@ mod tests {
             Happening::DenseMode {
                 on: true,
                 conditions: None,
+            },
+            Happening::IoThreads {
+                action: IoThreadAction::PollOn,
+                disk: None,
+                thread: None,
+                why: String::new(),
+                failed: None,
             },
             Happening::Missed { count: 1 },
         ];

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::config::ThreadPolicy;
 use crate::dense::DenseStatus;
+use crate::events::IoThreadAction;
 use crate::problem::Problem;
 
 /// The daemon's current state.
@@ -37,8 +39,11 @@ pub struct Status {
     /// The dashboard's address, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dashboard: Option<String>,
-    /// Number of I/O threads.
+    /// Number of I/O threads that take disks.
     pub threads: u32,
+    /// What decides on their number and their disks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thread_policy: Option<ThreadPolicyStatus>,
     /// Dense mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dense: Option<DenseStatus>,
@@ -54,6 +59,55 @@ pub struct Status {
     /// certificates (expired, or soon to expire).
     #[serde(default)]
     pub problems: Vec<Problem>,
+}
+
+/// The policy of I/O threads: its settings, and what it has done since the daemon's start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ThreadPolicyStatus {
+    /// The policy.
+    pub policy: ThreadPolicy,
+    /// At least so many threads take disks.
+    pub min: u32,
+    /// At most so many threads take disks.
+    pub max: u32,
+    /// Whether it rests because no I/O thread works.
+    pub resting: bool,
+    /// Whether idle threads may poll.
+    pub may_poll: bool,
+    /// The last decision that changed the number of threads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_change: Option<ThreadChange>,
+    /// Disks moved.
+    pub moves: u64,
+    /// Threads activated.
+    pub activated: u64,
+    /// Threads parked.
+    pub parked: u64,
+    /// Changes that did good and were kept.
+    pub kept: u64,
+    /// Changes that did no good and were undone.
+    pub undone: u64,
+    /// Changes without a verdict, because the load changed meanwhile.
+    pub void: u64,
+    /// Decisions that could not be carried out.
+    pub failed: u64,
+    /// How often it has looked at the threads.
+    pub ticks: u64,
+    /// CPU time that it has used, in microseconds.
+    pub cpu_us: u64,
+}
+
+/// A change of the number of I/O threads.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ThreadChange {
+    /// When, in milliseconds since 1970.
+    pub at_ms: u64,
+    /// What was done.
+    pub action: IoThreadAction,
+    /// The thread.
+    pub thread: u32,
+    /// Why, with the measured values.
+    pub why: String,
 }
 
 /// The daemon's lifecycle states.

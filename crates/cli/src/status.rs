@@ -1,9 +1,10 @@
 //! `tidegate status`: the daemon's state; it can wait until the daemon serves.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use clap::Args;
 use tidegate_api::dense::DenseStatus;
+use tidegate_api::events::IoThreadAction;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_api::routes;
 use tidegate_api::status::{NbdListener, NbdSecurity, State, Status as Answer, TlsCertificate};
@@ -121,6 +122,33 @@ fn dense(dense: &DenseStatus) -> String {
     format!("{state} (mode {}): {conditions}", dense.mode.word())
 }
 
+/// The number of I/O threads and why it is that.
+fn threads(status: &Answer, now: SystemTime) -> String {
+    let Some(policy) = &status.thread_policy else {
+        return status.threads.to_string();
+    };
+    let name = serde_json::to_value(policy.policy).unwrap_or_default();
+    let name = name.as_str().unwrap_or("unknown");
+    let range = match policy.min == policy.max {
+        true => String::new(),
+        false => format!(" of {} to {}", policy.min, policy.max),
+    };
+    let rests = if policy.resting { ", resting" } else { "" };
+    let mut text = format!("{}{range} (policy {name}{rests})", status.threads);
+    if let Some(last) = &policy.last_change {
+        let done = match last.action {
+            IoThreadAction::Activate => "activated",
+            _ => "parked",
+        };
+        let at = SystemTime::UNIX_EPOCH + Duration::from_millis(last.at_ms);
+        let ago = now.duration_since(at).unwrap_or_default();
+        let ago = figures::seconds(ago.as_secs());
+        let (thread, why) = (last.thread, &last.why);
+        text.push_str(&format!("\nthread {thread} {done} {ago} ago: {why}"));
+    }
+    text
+}
+
 impl Shown for Answer {
     fn names(&self) -> Vec<String> {
         vec![state(self.state).to_owned()]
@@ -159,7 +187,7 @@ impl Shown for Answer {
                 "dashboard",
                 self.dashboard.clone().unwrap_or_else(|| "off".to_owned()),
             ),
-            ("I/O threads", self.threads.to_string()),
+            ("I/O threads", threads(self, SystemTime::now())),
             (
                 "dense mode",
                 self.dense.as_ref().map_or_else(String::new, dense),

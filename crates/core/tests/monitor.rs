@@ -375,17 +375,29 @@ proptest! {
     }
 }
 
-#[test]
-fn a_policy_asks_for_disks_rarely_while_nothing_is_wrong() {
+/// Ticks and those with disks in ten seconds, after some.
+fn ticks(world: &mut World) -> (u32, u32) {
     let mut policy = Auto::new(limits(4));
-    let mut world = host(4, 256, Demand::Open(100.0));
-    world.run(2_000, &mut policy);
+    world.run(30_000, &mut policy);
     let (mut ticks, mut details) = (0, 0);
     world.run_and(10_000, &mut policy, |snapshot, _| {
         ticks += 1;
         details += u32::from(snapshot.disks_span.is_some());
         assert!(snapshot.span >= Span::from_millis(5));
     });
+    (ticks, details)
+}
+
+#[test]
+fn a_policy_asks_for_disks_rarely_while_nothing_is_wrong() {
+    let (ticks, details) = ticks(&mut host(4, 256, Demand::Open(100.0)));
+    assert!(ticks <= 2_000, "{ticks}");
+    assert!(details <= 105, "{details}");
+}
+
+#[test]
+fn a_policy_asks_for_disks_rarely_while_nothing_can_be_done() {
+    let (ticks, details) = ticks(&mut host(4, 256, Demand::Closed(32.0, 500.0)));
     assert!(ticks <= 2_000, "{ticks}");
     assert!(details <= 105, "{details}");
 }

@@ -7,12 +7,14 @@ use std::time::Instant;
 
 use tidegate_api::status::{NbdListener, State, Status};
 
+use crate::clock;
 use crate::listen::tls::expiry;
 use crate::observe::dashboard::Dashboard;
 use crate::observe::dense::DenseWatch;
+use crate::observe::io_threads;
 use crate::observe::log;
 use crate::observe::metrics::{self, IoThreads};
-use crate::observe::monitor::Monitor;
+use crate::observe::monitor::{self, Monitor};
 use crate::os_error::Outcome;
 use crate::services::Services;
 
@@ -89,6 +91,12 @@ impl Daemon {
             tls_certificates: self.services.certificates.listed(now),
             dashboard: self.addresses.dashboard_url.clone(),
             threads: self.services.disk_service.host().used_threads()?,
+            thread_policy: self
+                .services
+                .disk_service
+                .host()
+                .monitor_status()
+                .map(|status| io_threads::status(&status, clock::now(), monitor::now_ms())),
             dense: Some(self.monitor.dense().status()),
             datastores: datastores.len() as u64,
             disks: disks.len() as u64,
@@ -115,6 +123,8 @@ impl Daemon {
             certificates: self.services.certificates.days_left(expiry::now()),
             uptime_s: self.started.elapsed().as_secs_f64(),
             io_threads: self.io_threads()?,
+            active_threads: self.services.disk_service.host().active_threads(),
+            policy: self.services.disk_service.host().monitor_status(),
         };
         // A page that outgrows its buffer is copied; a sixteenth more than the last page is enough.
         let last = self.metrics_len.load(Relaxed);

@@ -36,6 +36,7 @@ use crate::os_error::{self, Outcome};
 
 mod flash;
 mod joined;
+mod monitor;
 mod orders;
 mod refusals;
 mod threads;
@@ -126,11 +127,12 @@ impl Host {
     pub(crate) fn start(plan: &ThreadsPlan) -> Outcome<Host> {
         let settings = Settings {
             threads: plan.count,
-            max_threads: plan.count,
+            max_threads: plan.most,
             poll: span(plan.poll),
             always_poll: false,
             cpus: plan.cpus.clone(),
             curves: plan.curves,
+            monitor: plan.monitor,
             coalesce: plan.coalesce,
         };
         let engine = Engine::start(&settings).map_err(|e| unstarted(&e, plan.count))?;

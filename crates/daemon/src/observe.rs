@@ -6,6 +6,7 @@ pub(crate) mod dashboard;
 pub(crate) mod dense;
 pub(crate) mod events;
 pub(crate) mod explain;
+pub(crate) mod io_threads;
 pub(crate) mod layouts;
 pub(crate) mod log;
 pub(crate) mod metrics;

@@ -161,11 +161,9 @@ async fn live(
 ) -> Outcome<()> {
     let security = security(&options)?;
     let host = Host::start(&ThreadsPlan {
-        count: usize::from(options.threads.max(1)),
         poll: options.poll.to_duration(),
         cpus: options.cpus.clone(),
-        curves: true,
-        coalesce: tidegate_core::coalesce::Coalesce::default(),
+        ..ThreadsPlan::fixed(options.threads.max(1))
     })?;
     let disk = attach(&options, &host)?;
     // Not before: opening the image may take long, because of its lock or its file system. Until then a signal just

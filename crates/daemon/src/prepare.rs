@@ -14,7 +14,7 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
-use tidegate_api::config::{Config, ConfigError, NbdTcp};
+use tidegate_api::config::{Config, ConfigError, NbdTcp, Threads};
 use tidegate_api::problem::Problem;
 use tidegate_api::status::NbdSecurity;
 use tracing_subscriber::filter::EnvFilter;
@@ -278,7 +278,7 @@ fn read_config(root: &Root, options: &ServeOptions) -> Outcome<(Config, Option<P
         }
     };
     if options.threads.is_some() {
-        config.io.threads = options.threads;
+        config.io.threads = options.threads.map(Threads::Count);
     }
     if options.api_socket.is_some() {
         config.api.socket = options.api_socket.clone();

@@ -15,6 +15,7 @@ use crate::datastore::OpenedImage;
 use crate::datastore::condition::Condition;
 use crate::disk_spec::{DenseSettings, DiskSpec, Flash};
 use crate::error::{Error, Kind, Result};
+use crate::monitor::{self, Monitor, Signals};
 use crate::sys::os;
 use crate::tag;
 use crate::thread::commands::{Attach, Command, Inbox, Query, ThreadPulse, ThreadReport};
@@ -23,6 +24,7 @@ use crate::thread::{IoThread, ThreadConfig};
 use crate::vhost::VhostDevice;
 use members::Attaching;
 pub use members::OldImage;
+use monitored::{Known, Monitored};
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -44,6 +46,7 @@ use tidegate_core::units::Span;
 mod caches;
 mod disk;
 mod members;
+mod monitored;
 mod side_file;
 mod threads;
 
@@ -71,10 +74,14 @@ pub struct Settings {
     pub curves: bool,
     /// How completions are coalesced, of disks that have no setting of their own.
     pub coalesce: Coalesce,
+    /// How disks and threads change by themselves.
+    pub monitor: monitor::Settings,
 }
 
 /// The I/O threads of a host.
 pub struct Engine {
+    /// Ends before the threads that it watches.
+    monitor: Option<Monitor>,
     /// Which threads take disks, and how to reach them.
     placement: Arc<Placement>,
     joins: Vec<JoinHandle<()>>,
@@ -89,6 +96,9 @@ pub struct Engine {
     /// Whether the miss-ratio curve of each disk is estimated.
     curves: bool,
     statistics: Statistics,
+    /// The attached disks, for the monitor.
+    known: Known,
+    signals: Arc<Signals>,
 }
 
 /// An attached disk. Clones name the same one.
@@ -177,7 +187,11 @@ impl Engine {
             return Err(Error::new(Kind::Invalid, text));
         }
         let peers = Arc::new(Peers::new(most).map_err(failed)?);
+        let signals = Arc::new(Signals::default());
         let mut engine = Engine {
+            monitor: None,
+            known: Known::default(),
+            signals: Arc::clone(&signals),
             placement: Arc::new(Placement::new(Arc::clone(&peers), settings.threads)),
             joins: Vec::new(),
             curves: settings.curves,
@@ -196,6 +210,7 @@ impl Engine {
                 always_poll: settings.always_poll,
                 cpu,
                 coalesce: settings.coalesce,
+                signals: Arc::clone(&signals),
             };
             // If a thread cannot be started, dropping the engine ends the others.
             let page = engine.statistics.add_thread();
@@ -203,6 +218,18 @@ impl Engine {
                 .joins
                 .push(IoThread::start(Arc::clone(&peers), index, config, page)?);
         }
+        let cpus = match settings.cpus.len() {
+            0 => os::usable_cpus().len(),
+            pinned => pinned,
+        };
+        let monitored = Monitored::new(
+            engine.statistics.clone(),
+            Arc::clone(&engine.placement),
+            Arc::clone(&engine.known),
+            Arc::clone(&signals),
+            cpus,
+        );
+        engine.monitor = Some(Monitor::start(settings.monitor, signals, monitored)?);
         Ok(engine)
     }
 
@@ -280,6 +307,7 @@ impl Engine {
             numbers: Arc::clone(&self.disks),
             statistics: self.statistics.clone(),
         });
+        guard(&self.known).insert(id, Arc::downgrade(&core));
         self.statistics.add_disk(id, &core.device.facts.counters);
         let (opened, answer) = channel();
         let attach = Attach {
@@ -383,9 +411,15 @@ impl Engine {
     /// # Errors
     /// If a thread does not accept the command.
     pub fn set_dense(&self, dense: Option<DenseSettings>) -> Result<()> {
+        self.signals.set_dense(dense.is_some());
         let send = |inbox: &Arc<Inbox>| inbox.send(Command::Dense(dense)).map_err(|_| gone());
         let sent = self.inboxes().map(send);
         sent.fold(Ok(()), Result::and)
+    }
+
+    /// What moves disks between the I/O threads, and changes their number.
+    pub fn monitor(&self) -> Option<&Monitor> {
+        self.monitor.as_ref()
     }
 
     /// Requests those statistics. A thread takes one turn for each disk with a `stats` filter, and serves guests
@@ -422,6 +456,7 @@ impl Engine {
     }
 
     fn end(&mut self) {
+        self.monitor = None;
         for weak_controls in guard(&self.weak_controls).drain(..) {
             weak_controls.stop();
         }

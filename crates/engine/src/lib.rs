@@ -24,6 +24,7 @@ pub mod guests;
 mod handle;
 mod inbox;
 pub mod lease;
+pub mod monitor;
 pub mod mounts;
 mod numbered;
 #[expect(unsafe_code, reason = "the one place for it; see the module")]

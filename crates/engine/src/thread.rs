@@ -26,6 +26,7 @@ use crate::device::ring::RingDevice;
 use crate::device::thread_cx::{IN_FLIGHT, ThreadCx};
 use crate::disk_spec::{DenseSettings, IoSettings, NoticeSink};
 use crate::error::{Error, Result};
+use crate::monitor::Signals;
 use crate::sys::buffers::Buffers;
 use crate::sys::os;
 use crate::sys::ring::{Completion, Ring, Tag};
@@ -80,7 +81,7 @@ const TURNS_PER_SWEEP: u32 = 64;
 const QUIET: Span = Span::from_millis(1);
 
 /// The configuration of an I/O thread.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ThreadConfig {
     /// How long it may spin before it sleeps; zero: never.
     pub(crate) poll: Span,
@@ -90,6 +91,8 @@ pub(crate) struct ThreadConfig {
     pub(crate) cpu: Option<usize>,
     /// How completions are coalesced, of disks that have no setting of their own.
     pub(crate) coalesce: Coalesce,
+    /// What it and the monitor tell each other.
+    pub(crate) signals: Arc<Signals>,
 }
 
 /// A disk on this thread.
@@ -180,6 +183,7 @@ pub(crate) struct IoThread {
     idle: Idle,
     /// Set while there is no work.
     wait: Option<Wait>,
+    signals: Arc<Signals>,
     tally: Tally,
     rotation: Rotation,
     stopping: bool,
@@ -288,6 +292,7 @@ impl IoThread {
             commands: VecDeque::new(),
             queries: VecDeque::new(),
             idle: Idle::new(config.poll, config.always_poll),
+            signals: config.signals,
             wait: None,
             tally,
             rotation: Rotation(1),

@@ -76,9 +76,13 @@ const DRAINING: Span = Span::from_millis(100);
 const RESIDENCY: Span = Span::from_millis(500);
 /// Moves in a slow tick, other than those of a change of the number of threads.
 const MOVES: usize = 4;
-/// A probe takes 300 ms: at most 5 % of the time.
+/// Time between two probes under one load. Under another load the next one may follow at once.
 const PROBE: Span = Span::from_secs(10);
-const PROBE_SOONER: Span = Span::from_secs(6);
+/// Probes take at most a twentieth of the time. Three may follow each other, after a time without any.
+const PROBE_PART: u64 = 20;
+const PROBES_SAVED: Span = Span::from_millis(900);
+/// The load is steady if it was the same in so many slow ticks.
+const STEADY: u32 = 3;
 /// After a step down that had to be taken back within this time, the step down is banned, too.
 const RETURN: Span = Span::from_secs(60);
 /// The last step down.
@@ -113,6 +117,11 @@ pub struct Auto {
     evened: Time,
     probed: Time,
     probed_at: Offered,
+    /// Time that probes may take.
+    probe_credit: Span,
+    /// Slow ticks since the load changed, and the load.
+    steady: u32,
+    steady_at: Offered,
 }
 
 impl Auto {
@@ -135,6 +144,9 @@ impl Auto {
             evened: Time::ZERO,
             probed: Time::ZERO,
             probed_at: Offered::default(),
+            probe_credit: PROBES_SAVED,
+            steady: 0,
+            steady_at: Offered::default(),
         }
     }
 
@@ -163,6 +175,12 @@ impl Auto {
         let Some(worst) = self.observed.worst(snapshot) else {
             return;
         };
+        let direction = self.trial.as_ref().map(|trial| trial.direction);
+        if direction == Some(Direction::Down) {
+            // One thread fewer does not do: the trial need not last any longer.
+            self.conclude(snapshot, Trial::judge_early, out);
+            return;
+        }
         let at = usize::from(worst);
         let (busy, load) = (self.observed.busy(at), &snapshot.threads[at]);
         let delay = load.delay_p99;
@@ -186,19 +204,15 @@ impl Auto {
             self.observed.changed(&[worst, relocation.2]);
             return;
         }
-        let direction = self.trial.as_ref().map(|trial| trial.direction);
-        if direction == Some(Direction::Down) {
-            // One thread fewer does not do: the trial need not last any longer.
-            self.conclude(snapshot, Trial::judge_early, out);
-            return;
-        }
         if direction.is_some() && direction != Some(Direction::Up) || self.leaving.is_some() {
             return;
         }
         let Some(parked) = parked(snapshot) else {
             return self.report_full(snapshot, worst, busy, Span::ZERO, out);
         };
-        let moves = placement::halve(worst, parked, &parts, GAIN);
+        // A new thread gets disks that have just come as well: they cannot go back and forth.
+        let all = placement::parts(snapshot.disks.iter(), &shares, |_| true);
+        let moves = placement::halve(worst, parked, &all, GAIN);
         if moves.is_empty() {
             return self.report_one_disk(snapshot, worst, busy, &parts, out);
         }
@@ -441,9 +455,9 @@ impl Auto {
         if !self.spin && (is_changed || !slow.is_contended) {
             return self.try_spin(n, true, contention, out);
         }
-        let is_due = now.since(self.probed) >= PROBE
-            || (now.since(self.probed) >= PROBE_SOONER && !self.probed_at.is_near(offered));
-        if !slow.is_contended || slow.is_congested || !is_due {
+        let is_due = now.since(self.probed) >= PROBE || !self.probed_at.is_near(offered);
+        let is_allowed = self.probe_credit >= trial::LENGTH && self.steady >= STEADY;
+        if !slow.is_contended || slow.is_congested || !is_due || !is_allowed {
             return false;
         }
         self.probed = now;
@@ -457,11 +471,33 @@ impl Auto {
                 guests_delay: slow.guests_delay,
             };
             if self.step_down(n, thread, moves, parts, why, out) {
+                self.pay_probe();
                 return true;
             }
         }
         // Polling that takes no time takes none from guests.
-        self.spin && slow.spin > GAIN && self.try_spin(n, false, contention, out)
+        let tried = self.spin && slow.spin > GAIN && self.try_spin(n, false, contention, out);
+        if tried {
+            self.pay_probe();
+        }
+        tried
+    }
+
+    fn pay_probe(&mut self) {
+        let left = self.probe_credit.as_nanos() - trial::LENGTH.as_nanos();
+        self.probe_credit = Span::from_nanos(left);
+    }
+
+    /// Notes whether the load is that of the slow tick before, and saves time for probes.
+    fn note_steadiness(&mut self, slow: &SlowTick) {
+        let offered = self.observed.offered_since(slow.began());
+        self.steady = match self.steady_at.is_near(offered) {
+            true => self.steady + 1,
+            false => 0,
+        };
+        self.steady_at = offered;
+        let saved = Span::from_nanos(slow.span.as_nanos() / PROBE_PART);
+        self.probe_credit = (self.probe_credit + saved).min(PROBES_SAVED);
     }
 
     fn try_spin(&mut self, n: usize, on: bool, why: Why, out: &mut Vec<Decision>) -> bool {
@@ -512,7 +548,7 @@ impl Policy for Auto {
         let judging = self.trial.as_ref().is_some_and(|t| t.wants_disks(next));
         Some(Wish {
             after,
-            disks: judging || self.observed.wants_disks() || self.observed.is_slow(next),
+            disks: judging || self.observed.wants_disks(next) || self.observed.is_slow(next),
         })
     }
 
@@ -532,11 +568,23 @@ impl Policy for Auto {
             self.conclude(snapshot, Trial::judge, out);
             return;
         }
+        let target = self.observed.target;
+        let detailed = snapshot.disks_span.is_some();
+        if detailed
+            && self
+                .trial
+                .as_ref()
+                .is_some_and(|trial| trial.is_disaster(target))
+        {
+            self.conclude(snapshot, Trial::judge, out);
+            return;
+        }
         let before = out.len();
         self.relieve(snapshot, out);
         if snapshot.disks_span.is_some() && self.observed.is_slow(snapshot.now) {
             let slow = self.observed.take_slow(snapshot);
             self.moves = 0;
+            self.note_steadiness(&slow);
             if out.len() == before {
                 self.finish_leaving(snapshot, out);
                 self.slow(snapshot, &slow, out);

@@ -194,6 +194,18 @@ pub enum Why {
     },
 }
 
+impl Why {
+    /// The congested thread that it is about, if it is about one.
+    pub const fn congested(&self) -> Option<ThreadNumber> {
+        match *self {
+            Why::Congested { thread, .. }
+            | Why::OneDisk { thread, .. }
+            | Why::NoThreadLeft { thread, .. } => Some(thread),
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -16,8 +16,6 @@ use tidegate_api::datastore::{DatastoreSettings, IoMode};
 use tidegate_api::dense::DenseMode;
 use tidegate_api::descriptor::{CacheMode, Descriptor};
 use tidegate_api::problem::Problem;
-use tidegate_api::units::Span;
-use tidegate_core::coalesce::Coalesce;
 use tidegate_core::dense::Dense;
 use tidegate_core::governor::name::LONGEST;
 use tidegate_core::layout::LayoutSpec;
@@ -26,24 +24,16 @@ use tidegate_engine::{IoSettings, LayoutOptions};
 use crate::config::root::Root;
 use crate::os_error::{self, Outcome};
 use crate::store::Found;
+pub(crate) use threads::ThreadsPlan;
 
 pub(crate) mod filters;
 pub(crate) mod io;
 pub(crate) mod layout;
 pub(crate) mod policy;
-
-/// Longest time that an I/O thread polls for work before it sleeps. It exceeds the time from a guest's completion to
-/// its next request, including the guest's wake-up. The thread measures whether this or a quarter of it is better.
-const POLL: Duration = Duration::from_micros(200);
+pub(crate) mod threads;
 
 /// How often caches are divided. Origin: a curve changes in minutes, and a turn reads each curve once.
 const DIVIDE: Duration = Duration::from_secs(60);
-
-/// The most I/O threads by default: one thread serves many disks, and the CPUs are for the guests.
-const MOST_THREADS_UNASKED: usize = 4;
-
-/// The most I/O threads at all. A higher number is a mistake.
-const MOST_THREADS: u16 = 256;
 
 /// NBD clients at a time, by default: twice the disks of a full host.
 const CONNECTIONS: usize = 1024;
@@ -65,18 +55,6 @@ pub(crate) struct Plan {
     /// `None`: no dashboard.
     pub(crate) dashboard: Option<DashboardPlan>,
     pub(crate) log: LogPlan,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ThreadsPlan {
-    pub(crate) count: usize,
-    pub(crate) poll: Duration,
-    /// One CPU for each thread, or none at all.
-    pub(crate) cpus: Vec<usize>,
-    /// Whether disks' miss-ratio curves are estimated.
-    pub(crate) curves: bool,
-    /// How completions are coalesced, of disks that do not say it.
-    pub(crate) coalesce: Coalesce,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,7 +134,7 @@ impl Plan {
     pub(crate) fn new(config: &Config, root: &Root, machine: Machine) -> Outcome<Plan> {
         Ok(Plan {
             host_name: host_name(config, &machine)?,
-            threads: threads(config, &machine)?,
+            threads: threads::plan(config, &machine)?,
             dense: dense(config)?,
             divide: divide(config),
             api: api(config, root)?,
@@ -188,48 +166,6 @@ fn host_name(config: &Config, machine: &Machine) -> Outcome<String> {
         return Err(bad("host.name", why).remedy("leave it out: the machine's host name is used"));
     }
     Ok(name.clone())
-}
-
-fn threads(config: &Config, machine: &Machine) -> Outcome<ThreadsPlan> {
-    let cpus: Vec<usize> = config
-        .io
-        .cpus
-        .iter()
-        .map(|cpu| usize::try_from(*cpu).map_err(|_| bad("io.cpus", "a CPU's number is too large")))
-        .collect::<Outcome<_>>()?;
-    let count = match config.io.threads {
-        Some(count) if (1..=MOST_THREADS).contains(&count) => usize::from(count),
-        Some(_) => {
-            return Err(
-                bad("io.threads", format!("it is not from 1 to {MOST_THREADS}"))
-                    .remedy("write threads = 2, or leave it out"),
-            );
-        }
-        None if !cpus.is_empty() => cpus.len(),
-        None => (machine.cpus / 2).clamp(1, MOST_THREADS_UNASKED),
-    };
-    if !cpus.is_empty() && cpus.len() != count {
-        return Err(bad(
-            "io.cpus",
-            format!("it names {} CPUs for {count} I/O threads", cpus.len()),
-        )
-        .remedy("name one CPU for each I/O thread, or none"));
-    }
-    let poll = config.io.poll.map_or(POLL, Span::to_duration);
-    if poll > Duration::from_secs(1) {
-        return Err(bad("io.poll", "it is more than a second")
-            .remedy("use microseconds, such as \"50us\"; \"0\" sleeps at once"));
-    }
-    Ok(ThreadsPlan {
-        count,
-        poll,
-        cpus,
-        curves: config.io.curves.unwrap_or(true),
-        coalesce: config
-            .io
-            .coalesce
-            .map_or_else(Coalesce::default, io::coalesce),
-    })
 }
 
 fn dense(config: &Config) -> Outcome<DensePlan> {
@@ -542,16 +478,6 @@ mod tests {
     fn nothing_said_is_a_whole_plan() {
         let plan = plan("").unwrap();
         assert_eq!(plan.divide, Some(DIVIDE));
-        assert_eq!(
-            plan.threads,
-            ThreadsPlan {
-                count: 4,
-                poll: POLL,
-                cpus: vec![],
-                curves: true,
-                coalesce: Coalesce::Adaptive,
-            }
-        );
         assert_eq!(plan.api.socket, Path::new("/srv/tide/run/tidegate.sock"));
         assert_eq!(plan.nbd.sockets, [Path::new("/srv/tide/run/nbd.sock")]);
         assert!(plan.nbd.tcp.is_empty());
@@ -567,18 +493,6 @@ mod tests {
             let text = plan(bad).unwrap_err().to_string();
             assert!(text.contains("host.name"), "{text}");
         }
-    }
-
-    #[test]
-    fn cpus_decide_the_threads_and_must_agree_with_them() {
-        assert_eq!(plan("[io]\ncpus = [2, 3]").unwrap().threads.count, 2);
-        let text = plan("[io]\nthreads = 3\ncpus = [2, 3]")
-            .unwrap_err()
-            .to_string();
-        assert!(
-            text.contains("io.cpus") && text.contains("2 CPUs for 3"),
-            "{text}"
-        );
     }
 
     #[test]
@@ -641,8 +555,6 @@ mod tests {
     #[test]
     fn numbers_that_make_no_sense_are_refused_by_their_key() {
         for (text, key) in [
-            ("[io]\nthreads = 0", "io.threads"),
-            ("[io]\npoll = '2s'", "io.poll"),
             ("[api]\nmode = '999'", "api.mode"),
             ("[nbd]\nmax_connections = 0", "nbd.max_connections"),
         ] {

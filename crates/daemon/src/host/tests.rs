@@ -79,13 +79,7 @@ fn nbd_clients_of_a_disk_on_an_upstream_are_told_what_its_requests_must_be_multi
         .and_then(|file| file.set_len(SIZE))
         .unwrap();
     upstream_of_sectors(&socket);
-    let threads = ThreadsPlan {
-        count: 1,
-        poll: Duration::ZERO,
-        cpus: Vec::new(),
-        curves: true,
-        coalesce: tidegate_core::coalesce::Coalesce::default(),
-    };
+    let threads = ThreadsPlan::fixed(1);
     let host = Host::start(&threads).unwrap();
     let upstream = ImagePlan::Nbd {
         uri: format!("nbd+unix:///a?socket={}", socket.display()),

@@ -24,6 +24,7 @@ use tokio::sync::watch;
 use crate::disks::attached::part_plan;
 use crate::listen::tls::expiry;
 use crate::observe::explain::time;
+use crate::observe::io_threads;
 use crate::text::float;
 use crate::text::hex;
 
@@ -207,6 +208,13 @@ fn of_host(happening: &Happening) -> String {
             );
             format!("dense mode is {state} on this host: {why}")
         }
+        Happening::IoThreads {
+            action,
+            disk,
+            thread,
+            why,
+            failed,
+        } => io_threads::sentence(*action, disk.as_ref(), *thread, why, failed.as_deref()),
         other => format!("{} on this host", other.word()),
     }
 }
@@ -311,6 +319,7 @@ fn sentence(datastore: &Name, happening: &Happening) -> String {
         | Happening::DenseMode { .. }
         | Happening::CacheBudgetSpent { .. }
         | Happening::CacheBudgetBack { .. }
+        | Happening::IoThreads { .. }
         | Happening::CacheDeviceAstray { .. }
         | Happening::CacheDeviceInPlace { .. }
         | Happening::CacheDeviceAdded { .. }
@@ -473,6 +482,7 @@ fn log(event: &Event) {
         | Happening::CachePolicyForgotten { disk, .. }
         | Happening::CacheTarget { disk, .. }
         | Happening::DiskMoved { disk, .. } => (Some(disk), None),
+        Happening::IoThreads { disk, .. } => (disk.as_ref(), None),
         Happening::HostSeen { host, .. } | Happening::HostLost { host, .. } => (None, Some(host)),
         // The engine logged these when it noticed them.
         Happening::Trouble { .. } | Happening::TroubleOver => return,

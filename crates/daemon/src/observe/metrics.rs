@@ -76,6 +76,9 @@ pub(crate) struct Facts {
     pub(crate) certificates: Vec<(String, String, f64)>,
     pub(crate) uptime_s: f64,
     pub(crate) io_threads: IoThreads,
+    pub(crate) active_threads: u32,
+    /// The policy of I/O threads; none while the daemon stops.
+    pub(crate) policy: Option<tidegate_engine::monitor::Status>,
 }
 
 /// The whole page.
@@ -91,6 +94,7 @@ pub(crate) fn page(facts: &Facts, room: usize) -> String {
     disks(&mut page, &facts.moment);
     threads(&mut page, &facts.moment);
     iothreads::families(&mut page, &facts.io_threads);
+    policy(&mut page, facts);
     page.text
 }
 
@@ -290,6 +294,24 @@ fn threads(page: &mut Page, moment: &Counters) {
     each(&THREAD_TURNS, |t| float(t.turns));
     each(&THREAD_WAKEUPS, |t| float(t.wakes));
     each(&THREAD_STRAYS, |t| float(t.strays));
+}
+
+fn policy(page: &mut Page, facts: &Facts) {
+    let mut active = page.family(&THREADS_ACTIVE);
+    active.value(&[], facts.active_threads);
+    let Some(policy) = &facts.policy else { return };
+    page.family(&MONITOR_MOVES).value(&[], policy.moves);
+    let mut changes = page.family(&MONITOR_CHANGES);
+    changes.value(&[("change", &"activated")], policy.activated);
+    changes.value(&[("change", &"parked")], policy.parked);
+    let mut trials = page.family(&MONITOR_TRIALS);
+    trials.value(&[("outcome", &"kept")], policy.kept);
+    trials.value(&[("outcome", &"undone")], policy.undone);
+    trials.value(&[("outcome", &"void")], policy.void);
+    page.family(&MONITOR_FAILURES).value(&[], policy.failed);
+    page.family(&MONITOR_TICKS).value(&[], policy.ticks);
+    let cpu = float(policy.cpu.as_nanos()) / 1e9;
+    page.family(&MONITOR_CPU).value(&[], cpu);
 }
 
 const fn op_word(op: Op) -> &'static str {
@@ -627,6 +649,13 @@ mod tests {
             certificates: vec![("nbd 0.0.0.0:10809".to_owned(), "/c.pem".to_owned(), -1.5)],
             uptime_s: 1.5,
             io_threads: io_threads(),
+            active_threads: 1,
+            policy: Some(tidegate_engine::monitor::Status::new(
+                tidegate_engine::monitor::Settings {
+                    policy: tidegate_core::monitor::Kind::Auto,
+                    limits: tidegate_core::monitor::Limits { min: 1, max: 4 },
+                },
+            )),
         }
     }
 

@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tidegate_api::descriptor::BURST_SECONDS;
 use tidegate_api::events::Happening;
-use tidegate_api::explain::Explanation;
+use tidegate_api::explain::{Cause, Explanation};
 use tidegate_api::name::Name;
 use tidegate_core::dense::INTERVAL;
 use tidegate_core::governor::{DiskReport, Threshold};
@@ -36,6 +36,7 @@ use crate::observe::dense::DenseWatch;
 use crate::observe::events::{self, Journal};
 use crate::observe::explain::timeline::{Beat, Level, Timeline, Used, Worked};
 use crate::observe::explain::{self, About, Facts, Terms};
+use crate::observe::io_threads;
 use crate::observe::layouts;
 use crate::observe::sample::ControlMoment;
 use crate::os_error::{self, Outcome};
@@ -313,6 +314,12 @@ impl Monitor {
         };
         let facts = Facts::of(&stretch).with(live.claim()).harmed(live.harm());
         let mut explanation = explain::explain(about, &facts, last);
+        if explanation.cause == Cause::IoThread {
+            self.gather_decisions();
+            let events = self.journal.since(0);
+            let note = io_threads::note(explanation.thread.thread, events.iter());
+            explanation.notes.extend(note);
+        }
         let places = live.descriptor().map(|descriptor| descriptor.members);
         if let Some(places) = places.filter(|places| !places.is_empty())
             && let Some(report) = live.layout()
@@ -337,8 +344,29 @@ impl Monitor {
         Ok(explanation)
     }
 
+    /// Adds the decisions of the I/O threads' policy to the events.
+    pub(crate) fn gather_decisions(&self) {
+        let events = self.services.disk_service.host().take_decisions();
+        if events.is_empty() {
+            return;
+        }
+        let live = self.services.disk_service.live().all();
+        let name_of = |disk| {
+            let mut named = live.iter().filter(|live| live.key() == disk);
+            named.next().map(|live| live.name().clone())
+        };
+        let (now, now_ms) = (clock::now(), now_ms());
+        for event in events {
+            let ago_ms = now.since(event.decision.at).as_nanos() / 1_000_000;
+            let happening = io_threads::happening(&event, name_of);
+            self.journal
+                .add(None, now_ms.saturating_sub(ago_ms), happening);
+        }
+    }
+
     /// Samples once: adds a beat to the timeline of every disk, or marks all as idle if no disk had I/O.
     fn look(&self) -> Outcome<Found> {
+        self.gather_decisions();
         let live = self.services.disk_service.live().all();
         if live.is_empty() {
             self.timelines().clear();

@@ -222,13 +222,19 @@ fn what_is_said_at_the_start_comes_before_the_configuration() {
         (config.api.socket, config.io.threads)
     };
     let file = read(ServeOptions::default());
-    assert_eq!(file, (Some("/run/file.sock".into()), Some(2)));
+    assert_eq!(
+        file,
+        (Some("/run/file.sock".into()), Some(Threads::Count(2)))
+    );
     let said = read(ServeOptions {
         api_socket: Some("/run/said.sock".into()),
         threads: Some(3),
         ..ServeOptions::default()
     });
-    assert_eq!(said, (Some("/run/said.sock".into()), Some(3)));
+    assert_eq!(
+        said,
+        (Some("/run/said.sock".into()), Some(Threads::Count(3)))
+    );
 }
 
 #[test]

@@ -95,7 +95,7 @@ impl Placement {
         thread
     }
 
-    fn states(&self) -> Vec<ThreadState> {
+    pub(super) fn states(&self) -> Vec<ThreadState> {
         let plan = guard(&self.wanted);
         let states = plan.threads.iter().enumerate();
         let state = |(thread, wanted): (usize, &Wanted)| match wanted {
@@ -107,7 +107,15 @@ impl Placement {
         states.map(state).collect()
     }
 
-    fn set_locked(&self, thread: usize, locked: bool) -> Result<()> {
+    /// Lets a parked or locked thread take disks.
+    pub(super) fn activate(&self, thread: usize) -> Result<()> {
+        let mut plan = guard(&self.wanted);
+        plan.of(thread)?;
+        plan.threads[thread] = Wanted::Active;
+        Ok(())
+    }
+
+    pub(super) fn set_locked(&self, thread: usize, locked: bool) -> Result<()> {
         let mut plan = guard(&self.wanted);
         match (plan.of(thread)?, locked) {
             (Wanted::Parked, _) => Err(parked(thread)),
@@ -130,7 +138,7 @@ impl Placement {
         }
     }
 
-    fn remove(&self, thread: usize) -> Result<()> {
+    pub(super) fn remove(&self, thread: usize) -> Result<()> {
         let mut plan = guard(&self.wanted);
         let text = match plan.of(thread)? {
             Wanted::Parked => return Err(parked(thread)),

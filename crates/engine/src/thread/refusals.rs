@@ -63,6 +63,7 @@ mod tests {
                 max_threads: 1,
                 poll: Span::from_millis(0),
                 curves: true,
+                monitor: crate::monitor::Settings::NONE,
                 coalesce: tidegate_core::coalesce::Coalesce::default(),
                 always_poll: false,
                 cpus: vec![missing],

@@ -56,7 +56,8 @@ impl IoThread {
             since: begin,
             for_guests,
         });
-        if self.may_spin(for_guests) && self.spin(begin) {
+        let may_spin = self.signals.may_spin() && self.may_spin(for_guests);
+        if may_spin && self.spin(begin) {
             return;
         }
         self.call_timed();
@@ -87,6 +88,8 @@ impl IoThread {
         let after = os::now();
         self.cx.now = after;
         self.tally.enter(State::Busy, after);
+        // Its counters show that it is awake: see there.
+        self.signals.waker.notify();
     }
 
     /// Polls for as long as spinning pays; true if it found work.

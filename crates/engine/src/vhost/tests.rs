@@ -35,6 +35,7 @@ fn engine() -> Engine {
         max_threads: 1,
         poll: Span::ZERO,
         curves: true,
+        monitor: crate::monitor::Settings::NONE,
         coalesce: tidegate_core::coalesce::Coalesce::default(),
         always_poll: false,
         cpus: Vec::new(),

@@ -16,6 +16,7 @@ mod layouts;
 mod leases;
 mod locks;
 mod many;
+mod monitor;
 mod moves;
 mod overlaps;
 mod rig;

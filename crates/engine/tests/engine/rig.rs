@@ -36,6 +36,7 @@ pub(crate) fn engine_of(threads: usize, max_threads: usize) -> Engine {
         always_poll: false,
         cpus: Vec::new(),
         curves: true,
+        monitor: tidegate_engine::monitor::Settings::NONE,
         coalesce: Coalesce::default(),
     })
     .expect("the engine starts")

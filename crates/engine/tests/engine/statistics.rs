@@ -18,6 +18,7 @@ fn polling(cpus: Vec<usize>) -> Engine {
         always_poll: true,
         cpus,
         curves: true,
+        monitor: tidegate_engine::monitor::Settings::NONE,
         coalesce: tidegate_core::coalesce::Coalesce::default(),
     })
     .unwrap()

@@ -18,6 +18,10 @@ const BAD: u32 = 2;
 const BUSY: Permille = 500;
 /// Threads that are idler are looked at less often.
 const LIGHT: Permille = 250;
+/// A thread that is so busy may have requests waiting in rings, which only its disks' counts show. They are looked at so
+/// often until it is known.
+const FULL: Permille = 900;
+const LOOK: Span = Span::from_millis(20);
 /// A percentile of fewer requests is chance.
 const SAMPLES: u64 = 3;
 /// Slow ticks without congestion after which it is reported again.
@@ -34,8 +38,8 @@ struct Recent {
     bad: u8,
     /// Ticks since the thread or its disks changed, up to `LAST`.
     samples: usize,
-    /// Ticks since the first of this congestion.
-    streak: usize,
+    /// When this congestion began; none while there is none.
+    since: Option<Time>,
     busy: [Span; LAST],
     /// Time that it had a CPU.
     own: [Span; LAST],
@@ -47,7 +51,8 @@ struct Recent {
 /// The time since the last slow tick.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SlowTick {
-    span: Span,
+    pub(super) span: Span,
+    ended: Time,
     ticks: u32,
     /// Ticks whose slowest thread was above half of the target.
     late: u32,
@@ -85,6 +90,8 @@ pub(super) struct Observed {
     history: History,
     slow: SlowTick,
     slow_at: Time,
+    /// The last snapshot with disks.
+    detailed_at: Time,
 }
 
 impl Observed {
@@ -103,16 +110,21 @@ impl Observed {
             false => TARGET,
         };
         self.history.add(snapshot);
+        if snapshot.disks_span.is_some() {
+            self.detailed_at = snapshot.now;
+        }
         self.threads
             .resize(snapshot.threads.len(), Recent::default());
+        let began = snapshot.now.as_nanos() - snapshot.now.as_nanos().min(snapshot.span.as_nanos());
+        let began = Time::from_nanos(began);
         for (recent, load) in self.threads.iter_mut().zip(&snapshot.threads) {
             let late = load.delay_p99 > self.target && load.arrivals >= SAMPLES;
             let is_bad = load.is_active() && (late || load.standing);
             recent.bad = recent.bad << 1 | u8::from(is_bad);
             recent.samples = (recent.samples + 1).min(LAST);
-            recent.streak = match recent.bad & 0b11 {
-                0 => 0,
-                _ => recent.streak + 1,
+            recent.since = match recent.bad & 0b11 {
+                0 => None,
+                _ => recent.since.or(Some(began)),
             };
             recent.busy.rotate_right(1);
             recent.busy[0] = load.busy;
@@ -195,8 +207,8 @@ impl Observed {
 
     /// What was while this thread was congested.
     pub(super) fn congested_window(&self, thread: ThreadNumber) -> Window {
-        let streak = self.threads[usize::from(thread)].streak.max(LAST);
-        self.history.window(streak, 1)
+        let since = self.threads[usize::from(thread)].since;
+        self.history.since(since.unwrap_or(Time::ZERO))
     }
 
     /// What was in the last 300 ms.
@@ -204,9 +216,14 @@ impl Observed {
         self.history.all()
     }
 
-    /// The load of the last 100 ms.
+    /// The load of the last 300 ms.
     pub(super) fn offered(&self) -> Offered {
-        self.history.window(20, 1).offered()
+        self.history.all().offered()
+    }
+
+    /// The load since then.
+    pub(super) fn offered_since(&self, then: Time) -> Offered {
+        self.history.since(then).offered()
     }
 
     /// Whether no thread is busy for more than a quarter of its time, and nothing waits.
@@ -215,10 +232,14 @@ impl Observed {
         threads.all(|(at, recent)| recent.bad & 1 == 0 && self.busy(at) <= LIGHT)
     }
 
-    /// Whether disks' counts are needed at the next tick.
-    pub(super) fn wants_disks(&self) -> bool {
-        let mut threads = self.threads.iter();
-        threads.any(|recent| recent.bad & 1 == 1 && !recent.reported)
+    /// Whether disks' counts are needed at this moment, the next tick.
+    pub(super) fn wants_disks(&self, next: Time) -> bool {
+        let mut threads = self.threads.iter().enumerate();
+        let is_stale = next.since(self.detailed_at) >= LOOK;
+        threads.any(|(at, recent)| {
+            let is_suspect = recent.bad & 1 == 1 || (is_stale && self.busy(at) >= FULL);
+            is_suspect && !recent.reported
+        })
     }
 
     /// Whether the slow tick is due.
@@ -283,7 +304,13 @@ impl SlowTick {
         }
     }
 
+    /// When it began.
+    pub(super) fn began(&self) -> Time {
+        Time::from_nanos(self.ended.as_nanos().saturating_sub(self.span.as_nanos()))
+    }
+
     fn finish(&mut self, snapshot: &Snapshot) {
+        self.ended = snapshot.now;
         let shares = self.busy.iter().zip(&self.own);
         let states = shares.zip(&snapshot.threads);
         let loads =

@@ -25,10 +25,9 @@ use alloc::vec::Vec;
 pub(super) const SETTLING: Span = Span::from_millis(50);
 /// How long a trial takes in all. Origin: long against settling, short against what a bad change costs.
 pub(super) const LENGTH: Span = Span::from_millis(300);
-/// Ticks that are remembered: 300 ms of 5 ms.
-const TICKS: usize = 60;
-/// Snapshots with disks that are remembered: 300 ms of slow ticks.
-const DETAILS: usize = 3;
+/// Snapshots of this time are remembered, and the last three in any case.
+const REMEMBERED: Span = Span::from_millis(300);
+const REMEMBERED_ANYWAY: usize = 3;
 
 /// Better or worse by so much counts: thousandths. Origin: throughput of one setting differs by 1 % from second to second.
 const MARGIN: i64 = 20;
@@ -38,6 +37,8 @@ const LAG: Span = Span::from_millis(2);
 const TOLERATED: i64 = 10;
 /// Guests that lost so much CPU time lost too much, without a gain.
 const GUESTS_LOSS: i64 = 50;
+/// So much less ends a trial before its time.
+const DISASTER: i64 = 200;
 /// A change of the offered load beyond this makes a trial void. So does one that explains half of what was measured.
 const LOAD_CHANGE: Permille = 100;
 /// A disk whose requests changed less has the same load.
@@ -169,8 +170,9 @@ impl Window {
 /// The last snapshots, for what was before a change.
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
-    ticks: VecDeque<Window>,
-    details: VecDeque<Details>,
+    /// Each with the beginning of its time.
+    ticks: VecDeque<(Time, Window)>,
+    details: VecDeque<(Time, Details)>,
 }
 
 impl History {
@@ -180,33 +182,50 @@ impl History {
     }
 
     pub(super) fn add(&mut self, snapshot: &Snapshot) {
-        if self.ticks.len() == TICKS {
-            self.ticks.pop_front();
-        }
-        self.ticks.push_back(Window::tick(snapshot));
+        let began = |span: Span| {
+            let now = snapshot.now.as_nanos();
+            Time::from_nanos(now.saturating_sub(span.as_nanos()))
+        };
+        let oldest = began(REMEMBERED);
+        push(
+            &mut self.ticks,
+            began(snapshot.span),
+            Window::tick(snapshot),
+            oldest,
+        );
         if let Some(details) = Details::of(snapshot) {
-            if self.details.len() == DETAILS {
-                self.details.pop_front();
-            }
-            self.details.push_back(details);
+            push(&mut self.details, began(details.span), details, oldest);
         }
     }
 
-    /// The last `ticks` snapshots, and the last `details` of those with disks.
-    pub(super) fn window(&self, ticks: usize, details: usize) -> Window {
+    /// The snapshots since then; at least the last one with disks.
+    pub(super) fn since(&self, then: Time) -> Window {
         let mut window = Window::default();
-        for tick in self.ticks.iter().rev().take(ticks) {
-            window.add_tick(tick);
+        for (began, tick) in &self.ticks {
+            if *began >= then {
+                window.add_tick(tick);
+            }
         }
-        for more in self.details.iter().rev().take(details) {
-            window.details.add(more);
+        let last = self.details.len().saturating_sub(1);
+        for (at, (began, more)) in self.details.iter().enumerate() {
+            if *began >= then || at == last {
+                window.details.add(more);
+            }
         }
         window
     }
 
     /// All of it.
     pub(super) fn all(&self) -> Window {
-        self.window(TICKS, DETAILS)
+        self.since(Time::ZERO)
+    }
+}
+
+/// Adds the newest, and forgets what began before `oldest`.
+fn push<T>(all: &mut VecDeque<(Time, T)>, began: Time, newest: T, oldest: Time) {
+    all.push_back((began, newest));
+    while all.len() > REMEMBERED_ANYWAY && all.front().is_some_and(|(began, _)| *began < oldest) {
+        all.pop_front();
     }
 }
 
@@ -275,6 +294,16 @@ impl Trial {
         detailed && age >= LENGTH && self.after.as_ref().is_some_and(|after| after.ticks >= 3)
     }
 
+    /// Whether the change does so much harm that the trial need not last any longer.
+    pub(super) fn is_disaster(&self, target: Span) -> bool {
+        let Some(after) = self.after.as_ref().filter(|after| after.ticks >= 5) else {
+            return false;
+        };
+        let (outcome, verdict) = self.compare(after, target);
+        let score = change(verdict.work_before, verdict.work_after);
+        outcome == Outcome::Undo && score <= -DISASTER
+    }
+
     /// Compares what was before with what is; `target`: of the queueing delay.
     pub(super) fn judge(&self, target: Span) -> (Outcome, Verdict) {
         self.compare(self.after.as_ref().unwrap_or(&self.since), target)
@@ -322,14 +351,15 @@ impl Trial {
         (outcome, verdict)
     }
 
-    fn is_better(&self, verdict: &Verdict, margin: i64, target: Span) -> bool {
+    fn is_better(&self, verdict: &Verdict, chance: i64, target: Span) -> bool {
+        let margin = MARGIN.max(chance);
         let score = change(verdict.work_before, verdict.work_after);
         let guests = match (verdict.guests_before, verdict.guests_after) {
             (Some(before), Some(after)) => change(before.into(), after.into()),
             _ => 0,
         };
         let (delay, was) = (verdict.delay_after, verdict.delay_before);
-        if score <= -margin || (guests < -GUESTS_LOSS && score < margin) {
+        if score <= -margin || (guests < -GUESTS_LOSS.max(chance) && score < margin) {
             return false;
         }
         if score >= margin {

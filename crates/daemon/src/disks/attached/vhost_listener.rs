@@ -164,13 +164,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_comes_to_a_disk_that_has_its_virtual_machines_is_counted_and_logged_once() {
-        let threads = ThreadsPlan {
-            count: 1,
-            poll: Duration::ZERO,
-            cpus: Vec::new(),
-            curves: true,
-            coalesce: tidegate_core::coalesce::Coalesce::default(),
-        };
+        let threads = ThreadsPlan::fixed(1);
         let host = Host::start(&threads).unwrap();
         let live = attached(&host);
         let folder = tempfile::tempdir().unwrap();

@@ -64,13 +64,7 @@ fn stage_of(id: [u8; 16], host: &str) -> Stage {
     let root = Root::find(Some(place.path().join("root"))).unwrap();
     root.create().unwrap();
     let store = Store::open(root.state()).unwrap();
-    let threads = ThreadsPlan {
-        count: 1,
-        poll: Duration::ZERO,
-        cpus: Vec::new(),
-        curves: true,
-        coalesce: tidegate_core::coalesce::Coalesce::default(),
-    };
+    let threads = ThreadsPlan::fixed(1);
     let identity = Identity {
         id,
         name: host.to_owned(),

@@ -171,8 +171,8 @@ pub(super) fn remedy(about: About<'_>, facts: &Facts, cause: Cause) -> String {
             "fewer outstanding I/Os in the guests of this host: more would only wait".to_owned()
         }
         Cause::IoThread => format!(
-            "more I/O threads (io.threads in the configuration), or fewer disks on this one: detach {disk} and \
-             attach it again to move it to the thread with the fewest disks"
+            "more I/O threads (io.threads and io.max in the configuration), or fewer disks on this one: `tidegate thread list` \
+             shows them, `tidegate thread move {disk} THREAD` moves this disk"
         ),
         Cause::Filters => {
             format!("remove or change the slow filter: tidegate filter list {disk}")

@@ -215,6 +215,20 @@ families! {
         "1 while dense mode is on, 0 while it is off.";
     THREAD_STRAYS: Counter "tidegate_iothread_stray_completions_total" ["thread"]
                 "Completions that matched no I/O. Any value above zero is a bug: report it.";
+    THREADS_ACTIVE: Gauge "tidegate_active_iothreads" [""]
+                "I/O threads that take disks.";
+    MONITOR_MOVES: Counter "tidegate_monitor_moves_total" [""]
+                "Disks that the policy of I/O threads moved.";
+    MONITOR_CHANGES: Counter "tidegate_monitor_thread_changes_total" ["change"]
+                "I/O threads that the policy activated or parked.";
+    MONITOR_TRIALS: Counter "tidegate_monitor_trials_total" ["outcome"]
+                "Changes that the policy tried: kept, undone, or void (without a verdict, since the load changed).";
+    MONITOR_FAILURES: Counter "tidegate_monitor_failures_total" [""]
+                "Decisions of the policy that could not be carried out.";
+    MONITOR_TICKS: Counter "tidegate_monitor_ticks_total" [""]
+                "How often the policy looked at the I/O threads.";
+    MONITOR_CPU: Counter "tidegate_monitor_cpu_seconds_total" [""]
+                "CPU time of the policy's thread.";
 }
 
 #[cfg(test)]
@@ -222,7 +236,8 @@ mod tests {
     use super::*;
 
     /// Allowed endings of names that are not counters: Prometheus' base units, and words for things that are counted.
-    const ENDINGS: [&str; 16] = [
+    const ENDINGS: [&str; 17] = [
+        "_iothreads",
         "_days",
         "_engaged",
         "_trouble",

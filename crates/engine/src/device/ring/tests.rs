@@ -244,6 +244,7 @@ impl Daemon {
             poll,
             always_poll: false,
             cpu: None,
+            signals: Arc::default(),
         };
         let peers = Arc::new(Peers::new(1).expect("a descriptor"));
         let inbox = Arc::clone(peers.inbox(0));

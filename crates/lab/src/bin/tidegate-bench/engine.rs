@@ -70,6 +70,7 @@ pub(crate) fn serve(
         always_poll: false,
         cpus: Vec::new(),
         curves: true,
+        monitor: tidegate_engine::monitor::Settings::NONE,
         coalesce,
     })
     .context("cannot start the engine")?;

@@ -12,18 +12,21 @@ use tidegate_core::filter::FilterKey;
 use tidegate_core::filter::FilterSpec;
 use tidegate_core::stack::Stack;
 
-const CONFIG: ThreadConfig = ThreadConfig {
-    coalesce: tidegate_core::coalesce::Coalesce::Adaptive,
-    poll: Span::ZERO,
-    always_poll: false,
-    cpu: None,
-};
+fn config() -> ThreadConfig {
+    ThreadConfig {
+        coalesce: tidegate_core::coalesce::Coalesce::Adaptive,
+        poll: Span::ZERO,
+        always_poll: false,
+        cpu: None,
+        signals: Arc::default(),
+    }
+}
 
 /// A thread with this many disks, each with these filters.
 fn thread(disks: u32, filters: &[FilterSpec]) -> IoThread {
     let peers = Arc::new(Peers::new(1).expect("a descriptor"));
     let page = Statistics::default().add_thread();
-    let thread = IoThread::new("tidegate-test".into(), peers, 0, CONFIG, page);
+    let thread = IoThread::new("tidegate-test".into(), peers, 0, config(), page);
     let mut thread = thread.expect("a ring");
     for disk in 0..disks {
         thread.handle(attach(DiskId(disk), filters));

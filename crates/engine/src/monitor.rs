@@ -1,0 +1,386 @@
+//! The monitor's thread: it takes snapshots of the I/O threads, asks the policy, and carries out what that decides.
+//!
+//! It runs only while there is load. When no I/O thread has worked for two seconds, it arms a [`Waker`] and sleeps without
+//! a timer; the first I/O thread that wakes up notifies it. The policies are in the core ([`tidegate_core::monitor`]). If this
+//! thread ends, threads and disks stay as they are.
+//!
+//! # Always true
+//! - in an idle daemon it does not wake up, under any policy
+//! - it takes no lock that an I/O thread takes, and sends one nothing but moves
+//! - each decision becomes an event with its inputs, and with the error if it could not be carried out
+//!
+//! # Picture
+//! ```text
+//!   running: snapshot -> decide -> act -> sleep for the policy's tick --+
+//!      ^ ^                                                              |
+//!      | +--------------------------------------------------------------+
+//!      | an I/O thread wakes up          | nobody worked for 2 s: arm, check once more
+//!      +------------ resting <-----------+
+//! ```
+
+pub(crate) mod host_cpus;
+pub(crate) mod signals;
+pub(crate) mod waker;
+
+pub(crate) use signals::Signals;
+pub(crate) use waker::Waker;
+
+use crate::error::{Error, Result};
+use crate::sys::os;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tidegate_core::monitor::{Action, Decision, Kind, Limits, Policy, Snapshot, Why};
+use tidegate_core::units::{Span, Time};
+
+/// The monitor rests after this time without load. Origin: twice the second after which `auto` lets a thread go, so
+/// that threads go before it rests.
+const REST: Span = Span::from_secs(2);
+/// After a notification it looks for load for so long. Commands of administrators, which are no load, notify as well.
+const LOOK: Span = Span::from_millis(100);
+/// Events that nobody has fetched; beyond, the oldest are dropped and counted.
+const EVENTS: usize = 1024;
+
+/// How the monitor decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// The policy.
+    pub policy: Kind,
+    /// How many threads may be active.
+    pub limits: Limits,
+}
+
+impl Settings {
+    /// Nothing changes by itself.
+    pub const NONE: Settings = Settings {
+        policy: Kind::None,
+        limits: Limits { min: 1, max: 1 },
+    };
+}
+
+/// A decision that was carried out, or could not be.
+#[derive(Clone, Debug)]
+pub struct Event {
+    /// What was decided and why.
+    pub decision: Decision,
+    /// Why it could not be carried out.
+    pub failed: Option<String>,
+}
+
+/// What the monitor has done since the engine's start.
+#[derive(Clone, Debug)]
+pub struct Status {
+    /// How it decides.
+    pub settings: Settings,
+    /// Whether it sleeps until an I/O thread works.
+    pub resting: bool,
+    /// Snapshots taken, and those of them with disks.
+    pub ticks: u64,
+    /// See `ticks`.
+    pub detailed_ticks: u64,
+    /// CPU time of its thread.
+    pub cpu: Span,
+    /// Disks moved.
+    pub moves: u64,
+    /// Threads activated.
+    pub activated: u64,
+    /// Threads parked.
+    pub parked: u64,
+    /// Trials that ended well.
+    pub kept: u64,
+    /// Trials that were undone.
+    pub undone: u64,
+    /// Trials without a verdict.
+    pub void: u64,
+    /// Decisions that could not be carried out.
+    pub failed: u64,
+    /// Events that nobody fetched in time.
+    pub dropped: u64,
+    /// Whether idle threads may poll.
+    pub may_spin: bool,
+    /// The last decision that changed the number of active threads.
+    pub last_change: Option<Decision>,
+}
+
+impl Status {
+    /// Of a monitor that has done nothing yet.
+    pub fn new(settings: Settings) -> Status {
+        Status {
+            settings,
+            resting: false,
+            ticks: 0,
+            detailed_ticks: 0,
+            cpu: Span::ZERO,
+            moves: 0,
+            activated: 0,
+            parked: 0,
+            kept: 0,
+            undone: 0,
+            void: 0,
+            failed: 0,
+            dropped: 0,
+            may_spin: true,
+            last_change: None,
+        }
+    }
+}
+
+/// What the monitor watches and acts on: the engine, or a test's model of it.
+pub(crate) trait Subject: Send {
+    /// Fills a snapshot, whose lists are reused. Counts are since the last one.
+    fn snapshot(&mut self, with_disks: bool, snapshot: &mut Snapshot);
+
+    /// Whether an I/O thread has worked since the last snapshot.
+    fn has_worked(&mut self) -> bool;
+
+    /// Carries out an action.
+    fn act(&mut self, action: Action) -> Result<()>;
+}
+
+/// The handle of the monitor's thread. It ends with the handle.
+pub struct Monitor {
+    shared: Arc<Shared>,
+    signals: Arc<Signals>,
+    join: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+}
+
+struct State {
+    status: Status,
+    /// The settings have changed, and a policy is to be built anew.
+    changed: bool,
+    stopping: bool,
+    events: VecDeque<Event>,
+}
+
+impl Shared {
+    fn new(settings: Settings) -> Shared {
+        let state = State {
+            status: Status::new(settings),
+            changed: false,
+            stopping: false,
+            events: VecDeque::new(),
+        };
+        Shared {
+            state: Mutex::new(state),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // The data behind this lock is valid even if a holder panicked.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Monitor {
+    /// Starts the thread. I/O threads notify the waker of `signals`.
+    ///
+    /// # Errors
+    /// If the system has no thread left.
+    pub(crate) fn start(
+        settings: Settings,
+        signals: Arc<Signals>,
+        subject: impl Subject + 'static,
+    ) -> Result<Monitor> {
+        let shared = Arc::new(Shared::new(settings));
+        let thread = MonitorThread {
+            shared: Arc::clone(&shared),
+            signals: Arc::clone(&signals),
+            subject,
+            policy: settings.policy.build(settings.limits),
+            snapshot: Snapshot::default(),
+            decisions: Vec::new(),
+            rest_at: os::now() + REST,
+        };
+        let join = std::thread::Builder::new()
+            .name("monitor".into())
+            .spawn(move || thread.run())
+            .map_err(|error| Error::io("cannot start the monitor's thread", error))?;
+        signals.waker.set_sleeper(join.thread().clone());
+        Ok(Monitor {
+            shared,
+            signals,
+            join: Some(join),
+        })
+    }
+
+    /// Replaces policy and limits. The new policy knows nothing of what the old one saw.
+    pub fn set(&self, settings: Settings) {
+        {
+            let mut state = self.shared.state();
+            state.status.settings = settings;
+            state.changed = true;
+        }
+        self.signals.waker.wake();
+    }
+
+    /// What it has done.
+    pub fn status(&self) -> Status {
+        self.shared.state().status.clone()
+    }
+
+    /// The events since the last call, oldest first.
+    pub fn take_events(&self) -> Vec<Event> {
+        self.shared.state().events.drain(..).collect()
+    }
+
+    /// Ends the thread. What it does at this moment is finished first.
+    pub fn stop(&mut self) {
+        self.shared.state().stopping = true;
+        self.signals.waker.wake();
+        if let Some(join) = self.join.take() {
+            let _ = join.join();
+        }
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+struct MonitorThread<S> {
+    shared: Arc<Shared>,
+    signals: Arc<Signals>,
+    subject: S,
+    policy: Box<dyn Policy + Send>,
+    snapshot: Snapshot,
+    decisions: Vec<Decision>,
+    /// When it rests, unless there is load before.
+    rest_at: Time,
+}
+
+impl<S: Subject> MonitorThread<S> {
+    fn run(mut self) {
+        loop {
+            let wish = self.policy.next();
+            match wish {
+                Some(_) if os::now() >= self.rest_at => self.rest(),
+                Some(wish) => {
+                    let due = os::now() + wish.after;
+                    self.signals.waker.sleep_until(due, || self.is_called());
+                }
+                // Only another policy can want anything.
+                None => self
+                    .signals
+                    .waker
+                    .sleep_until(Time::NEVER, || self.is_called()),
+            }
+            if self.shared.state().stopping {
+                return;
+            }
+            self.take_settings();
+            if let Some(wish) = self.policy.next() {
+                self.tick(wish.disks);
+            }
+        }
+    }
+
+    /// Whether the handle wants something.
+    fn is_called(&self) -> bool {
+        let state = self.shared.state();
+        state.stopping || state.changed
+    }
+
+    /// Sleeps until an I/O thread works, or the handle wants something.
+    fn rest(&mut self) {
+        self.signals.waker.arm();
+        // A thread that works since before does not notify.
+        if self.subject.has_worked() {
+            self.signals.waker.disarm();
+            self.rest_at = os::now() + REST;
+            return;
+        }
+        self.shared.state().status.resting = true;
+        self.signals.waker.sleep_until(Time::NEVER, || {
+            !self.signals.waker.is_armed() || self.is_called()
+        });
+        self.signals.waker.disarm();
+        self.shared.state().status.resting = false;
+        self.rest_at = os::now() + LOOK;
+    }
+
+    fn take_settings(&mut self) {
+        let mut state = self.shared.state();
+        if std::mem::take(&mut state.changed) {
+            let settings = state.status.settings;
+            self.policy = settings.policy.build(settings.limits);
+            self.rest_at = os::now() + REST;
+        }
+    }
+
+    fn tick(&mut self, with_disks: bool) {
+        self.subject.snapshot(with_disks, &mut self.snapshot);
+        self.policy.decide(&self.snapshot, &mut self.decisions);
+        if !self.snapshot.is_idle() || !self.decisions.is_empty() {
+            self.rest_at = self.snapshot.now + REST;
+        }
+        let mut events = Vec::with_capacity(self.decisions.len());
+        for decision in self.decisions.drain(..) {
+            let done = match decision.action {
+                Action::Stay => Ok(()),
+                action => self.subject.act(action),
+            };
+            let failed = done.err().map(|error| error.to_string());
+            events.push(Event { decision, failed });
+        }
+        let mut state = self.shared.state();
+        state.status.ticks += 1;
+        state.status.detailed_ticks += u64::from(with_disks);
+        state.status.cpu = os::thread_cpu().since(Time::ZERO);
+        for event in events {
+            state.note(event);
+        }
+    }
+}
+
+impl State {
+    fn note(&mut self, event: Event) {
+        let status = &mut self.status;
+        let decision = event.decision;
+        let done = u64::from(event.failed.is_none());
+        status.failed += 1 - done;
+        match decision.action {
+            Action::Move { .. } => status.moves += done,
+            Action::Activate { .. } => status.activated += done,
+            Action::Park { .. } => status.parked += done,
+            Action::Spin { on } if done == 1 => status.may_spin = on,
+            Action::Spin { .. } | Action::Lock { .. } | Action::Stay => {}
+        }
+        let is_number = matches!(
+            decision.action,
+            Action::Activate { .. } | Action::Park { .. }
+        );
+        if is_number && done == 1 {
+            status.last_change = Some(decision);
+        }
+        match decision.why {
+            Why::Better(_) => status.kept += 1,
+            Why::Void(_) => status.void += 1,
+            // Each undone trial has several actions, of which one is this.
+            Why::Worse(..) if is_number || matches!(decision.action, Action::Spin { .. }) => {
+                status.undone += 1;
+            }
+            _ => {}
+        }
+        if self.events.len() == EVENTS {
+            self.events.pop_front();
+            self.status.dropped += 1;
+        }
+        self.events.push_back(event);
+    }
+}
+
+/// The time until `due`; `None`: for ever.
+fn until(due: Time) -> Option<Duration> {
+    let left = due.since(os::now()).as_nanos();
+    (due != Time::NEVER).then(|| Duration::from_nanos(left))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,230 @@
+//! The monitor's thread on a model of the engine.
+
+use super::*;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use tidegate_core::monitor::{DiskLoad, HostLoad, ThreadLoad, ThreadState};
+use tidegate_core::request::DiskId;
+
+/// What the test and the subject share.
+#[derive(Default)]
+struct World {
+    /// Whether guests send requests.
+    load: AtomicBool,
+    snapshots: AtomicU64,
+    /// Actions so far, as text.
+    acts: Mutex<Vec<String>>,
+    /// Whether moves are refused.
+    refuses: AtomicBool,
+}
+
+/// Two threads; thread 0 with two disks is congested while there is load.
+struct Model {
+    world: Arc<World>,
+    last: Time,
+    states: [ThreadState; 2],
+    homes: [u16; 2],
+}
+
+impl Model {
+    fn new(world: &Arc<World>) -> Model {
+        Model {
+            world: Arc::clone(world),
+            last: os::now(),
+            states: [ThreadState::Active, ThreadState::Parked],
+            homes: [0; 2],
+        }
+    }
+}
+
+impl Subject for Model {
+    fn snapshot(&mut self, with_disks: bool, snapshot: &mut Snapshot) {
+        self.world.snapshots.fetch_add(1, Ordering::SeqCst);
+        let now = os::now();
+        let span = now.since(self.last);
+        self.last = now;
+        let load = self.world.load.load(Ordering::SeqCst);
+        let disks_of = |at: u16| self.homes.iter().filter(|&&home| home == at).count() as u64;
+        let thread = |at: u16| {
+            let arrivals = if load { 500 * disks_of(at) } else { 0 };
+            let is_full = arrivals >= 1000;
+            ThreadLoad {
+                state: self.states[usize::from(at)],
+                busy: if is_full { span } else { Span::ZERO },
+                sleep: if is_full { Span::ZERO } else { span },
+                delay_p99: Span::from_micros(if is_full { 900 } else { 20 }),
+                arrivals,
+                completions: arrivals,
+                work: arrivals,
+                ..ThreadLoad::default()
+            }
+        };
+        *snapshot = Snapshot {
+            now,
+            span,
+            host: HostLoad {
+                cpus: 2,
+                ..HostLoad::default()
+            },
+            threads: vec![thread(0), thread(1)],
+            disks_span: with_disks.then_some(span),
+            disks: Vec::new(),
+        };
+        if with_disks {
+            let disk = |at: u32| DiskLoad {
+                busy: span,
+                arrivals: u64::from(load) * 500,
+                work: u64::from(load) * 500,
+                ..DiskLoad::idle(DiskId(at), self.homes[at as usize])
+            };
+            snapshot.disks = vec![disk(0), disk(1)];
+        }
+    }
+
+    fn has_worked(&mut self) -> bool {
+        self.world.load.load(Ordering::SeqCst)
+    }
+
+    fn act(&mut self, action: Action) -> Result<()> {
+        let mut acts = self.world.acts.lock().expect("no test panics with it");
+        acts.push(action.to_string());
+        if self.world.refuses.load(Ordering::SeqCst) {
+            return Err(Error::new(crate::Kind::Busy, "the test refuses it"));
+        }
+        match action {
+            Action::Move { disk, to } => self.homes[disk.0 as usize] = to,
+            Action::Activate { thread } => self.states[usize::from(thread)] = ThreadState::Active,
+            Action::Lock { thread } => self.states[usize::from(thread)] = ThreadState::Locked,
+            Action::Park { thread } => self.states[usize::from(thread)] = ThreadState::Parked,
+            Action::Spin { .. } | Action::Stay => {}
+        }
+        Ok(())
+    }
+}
+
+fn settings(policy: Kind) -> Settings {
+    Settings {
+        policy,
+        limits: Limits { min: 1, max: 2 },
+    }
+}
+
+fn start(policy: Kind, world: &Arc<World>) -> (Monitor, Arc<Signals>) {
+    let signals = Arc::new(Signals::default());
+    let monitor = Monitor::start(settings(policy), Arc::clone(&signals), Model::new(world));
+    (monitor.expect("it starts"), signals)
+}
+
+/// Waits until it is so; fails after a minute.
+fn until_it(is_so: impl Fn() -> bool) {
+    let deadline = os::now() + Span::from_secs(60);
+    while !is_so() {
+        assert!(os::now() < deadline, "it did not come to it");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_congested_thread_is_relieved_and_the_event_has_the_inputs() {
+    let world = Arc::new(World::default());
+    world.load.store(true, Ordering::SeqCst);
+    let (monitor, _signals) = start(Kind::Auto, &world);
+    until_it(|| monitor.status().moves > 0);
+    let events = monitor.take_events();
+    let first = events[0].decision.to_string();
+    assert!(
+        first.starts_with("activate thread=1: congested thread=0 busy=100.0%"),
+        "{first}"
+    );
+    assert!(events.iter().all(|event| event.failed.is_none()));
+    assert!(monitor.take_events().is_empty());
+    let status = monitor.status();
+    assert_eq!((status.activated, status.moves), (1, 1));
+    assert_eq!(
+        status.last_change.map(|d| d.action),
+        Some(Action::Activate { thread: 1 })
+    );
+}
+
+#[test]
+fn a_refused_action_is_an_event_with_its_reason() {
+    let world = Arc::new(World::default());
+    world.load.store(true, Ordering::SeqCst);
+    world.refuses.store(true, Ordering::SeqCst);
+    let (monitor, _signals) = start(Kind::Auto, &world);
+    until_it(|| monitor.status().failed > 0);
+    let events = monitor.take_events();
+    assert_eq!(events[0].failed.as_deref(), Some("the test refuses it"));
+    assert_eq!(monitor.status().activated, 0);
+}
+
+#[test]
+fn it_rests_without_load_under_every_policy_and_the_first_work_wakes_it() {
+    for policy in Kind::ALL {
+        let world = Arc::new(World::default());
+        let (monitor, signals) = start(policy, &world);
+        let snapshots = || world.snapshots.load(Ordering::SeqCst);
+        if policy == Kind::None {
+            assert_eq!(snapshots(), 0);
+            continue;
+        }
+        until_it(|| monitor.status().resting);
+        let before = (snapshots(), monitor.status().ticks);
+        // It sleeps without a timer: nothing but the waker or the handle wakes it.
+        assert!(signals.waker.is_armed());
+        world.load.store(true, Ordering::SeqCst);
+        signals.waker.notify();
+        until_it(|| snapshots() >= before.0 + 3);
+        assert!(!monitor.status().resting);
+        assert!(!signals.waker.is_armed());
+    }
+}
+
+#[test]
+fn work_that_began_before_the_waker_was_armed_is_seen() {
+    let world = Arc::new(World::default());
+    let mut thread = MonitorThread {
+        shared: Arc::new(Shared::new(settings(Kind::Auto))),
+        signals: Arc::default(),
+        subject: Model::new(&world),
+        policy: Kind::Auto.build(Limits { min: 1, max: 2 }),
+        snapshot: Snapshot::default(),
+        decisions: Vec::new(),
+        rest_at: Time::ZERO,
+    };
+    world.load.store(true, Ordering::SeqCst);
+    // It returns at once, although nobody notifies.
+    thread.rest();
+    assert!(!thread.signals.waker.is_armed());
+    assert!(thread.rest_at > os::now());
+}
+
+#[test]
+fn another_policy_takes_over_at_once_and_a_stop_ends_the_thread() {
+    let world = Arc::new(World::default());
+    world.load.store(true, Ordering::SeqCst);
+    let (mut monitor, _signals) = start(Kind::None, &world);
+    monitor.set(settings(Kind::Auto));
+    until_it(|| monitor.status().moves > 0);
+    monitor.set(settings(Kind::None));
+    monitor.stop();
+    let snapshots = world.snapshots.load(Ordering::SeqCst);
+    assert_eq!(monitor.status().settings.policy, Kind::None);
+    assert_eq!(world.snapshots.load(Ordering::SeqCst), snapshots);
+}
+
+#[test]
+fn events_that_nobody_fetches_are_bounded() {
+    let world = Arc::new(World::default());
+    let (monitor, _signals) = start(Kind::None, &world);
+    let decision = Decision {
+        at: Time::ZERO,
+        action: Action::Stay,
+        why: Why::Empty { threads: 1 },
+    };
+    for _ in 0..EVENTS + 7 {
+        let failed = None;
+        monitor.shared.state().note(Event { decision, failed });
+    }
+    assert_eq!(monitor.status().dropped, 7);
+    assert_eq!(monitor.take_events().len(), EVENTS);
+}
