@@ -99,6 +99,7 @@ fn text(on: &dyn Controlled, node: &Node, of: &Of) -> Outcome<Option<String>> {
     };
     let text = match (&node.file, of) {
         (File::Host { read, .. }, Of::Host) => read.map(|read| read(on)).transpose()?,
+        (File::Monitor { read, .. }, Of::Host) => Some(read(&on.monitor()?)),
         (File::Thread { read, .. }, Of::Thread(thread)) => {
             let thread = thread_of(on, *thread)?;
             read.map(|read| read(&thread))
@@ -118,7 +119,7 @@ fn text(on: &dyn Controlled, node: &Node, of: &Of) -> Outcome<Option<String>> {
 fn change(on: &dyn Controlled, node: &Node, of: &Of, value: &str) -> Outcome<String> {
     let value = checked(value)?;
     match (&node.file, of) {
-        (File::Host { write, .. }, Of::Host) => match write {
+        (File::Host { write, .. } | File::Monitor { write, .. }, Of::Host) => match write {
             Some(write) => write(on, value),
             None => Err(read_only()),
         },

@@ -1,6 +1,8 @@
 //! I/O threads at run time: their states, which of them run, and disks that move between them.
 
+use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_api::thread::ThreadState;
+use tidegate_engine::monitor::{self, Monitor};
 use tidegate_engine::{Moved, Statistics};
 
 use super::{Disk, Host, problem};
@@ -28,6 +30,19 @@ impl Host {
         let is_used =
             |state: &ThreadState| matches!(state, ThreadState::Active | ThreadState::Locked);
         Ok(number(states.filter(is_used).count()))
+    }
+
+    /// The state of the monitor, which places disks on threads.
+    pub(crate) fn monitor(&self) -> Outcome<monitor::Status> {
+        self.with(|engine| running(engine.monitor()).map(Monitor::status))
+    }
+
+    /// Sets how the monitor decides.
+    pub(crate) fn set_monitor(&self, settings: monitor::Settings) -> Outcome<()> {
+        self.with(|engine| {
+            running(engine.monitor())?.set(settings);
+            Ok(())
+        })
     }
 
     /// The counters of I/O threads and disks. Reading them wakes no thread.
@@ -80,6 +95,17 @@ impl Disk {
     pub(crate) fn move_to(&self, thread: u32) -> Outcome<Moved> {
         self.disk.move_to(index(thread)).map_err(|e| problem(&e))
     }
+}
+
+/// The monitor, unless the engine is stopping.
+fn running(monitor: Option<&Monitor>) -> Outcome<&Monitor> {
+    monitor.ok_or_else(|| {
+        Problem::new(
+            ProblemCode::Stopping,
+            "the monitor of I/O threads does not run",
+        )
+        .remedy("start the daemon again: tidegate serve")
+    })
 }
 
 fn state(state: tidegate_engine::ThreadState) -> ThreadState {

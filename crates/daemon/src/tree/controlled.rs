@@ -10,6 +10,7 @@ use tidegate_api::name::Name;
 use tidegate_api::thread::{DiskThread, Thread};
 use tidegate_engine::counters::QueueActivity;
 use tidegate_engine::guests::count_vcpus;
+use tidegate_engine::monitor::{Settings, Status};
 
 use crate::clock;
 use crate::daemon::Daemon;
@@ -36,6 +37,10 @@ pub(crate) trait Controlled {
     fn dense(&self) -> DenseStatus;
     /// Sets when dense mode is on.
     fn set_dense(&self, mode: DenseMode) -> Outcome<()>;
+    /// The state of the monitor, which places disks on I/O threads.
+    fn monitor(&self) -> Outcome<Status>;
+    /// Sets how the monitor decides.
+    fn set_monitor(&self, settings: Settings) -> Outcome<()>;
     /// The attached disks.
     fn devices(&self) -> Vec<Name>;
     /// One of them.
@@ -150,6 +155,14 @@ impl Controlled for Daemon {
             self.monitor.journal().add(None, now_ms(), happening);
         }
         Ok(())
+    }
+
+    fn monitor(&self) -> Outcome<Status> {
+        self.services.disk_service.host().monitor()
+    }
+
+    fn set_monitor(&self, settings: Settings) -> Outcome<()> {
+        self.services.disk_service.host().set_monitor(settings)
     }
 
     fn devices(&self) -> Vec<Name> {

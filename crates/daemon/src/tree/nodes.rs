@@ -6,7 +6,9 @@ use tidegate_api::io::{Coalesce, IO_WEIGHTS, IoClass};
 use tidegate_api::name::Name;
 use tidegate_api::thread::{Thread, ThreadState};
 use tidegate_api::tree::TreeAccess;
+use tidegate_core::monitor::{Kind, Limits};
 use tidegate_engine::counters::QueueActivity;
+use tidegate_engine::monitor::{Settings, Status};
 
 use super::controlled::{Controlled, Device, Machine};
 use super::senseless;
@@ -45,6 +47,13 @@ pub(crate) enum File {
         /// The effect of a value.
         write: Option<WriteHost>,
     },
+    /// Of the monitor, which places disks on I/O threads.
+    Monitor {
+        /// Its text.
+        read: fn(&Status) -> String,
+        /// The effect of a value.
+        write: Option<WriteHost>,
+    },
     /// Of an I/O thread.
     Thread {
         /// Its text.
@@ -76,6 +85,7 @@ impl File {
     pub(crate) fn access(&self) -> TreeAccess {
         let (reads, writes) = match self {
             File::Host { read, write } => (read.is_some(), write.is_some()),
+            File::Monitor { write, .. } => (true, write.is_some()),
             File::Thread { read, write } => (read.is_some(), write.is_some()),
             File::Device { read, write } => (read.is_some(), write.is_some()),
             File::Queue { .. } | File::Machine { .. } => (true, false),
@@ -102,6 +112,11 @@ const fn device(read: fn(&Device) -> String) -> File {
         read: Some(read),
         write: None,
     }
+}
+
+/// A file of the monitor that is only read.
+const fn monitor(read: fn(&Status) -> String) -> File {
+    File::Monitor { read, write: None }
 }
 
 /// A file of a queue.
@@ -142,6 +157,10 @@ pub(crate) const DIRECTORIES: &[Directory] = &[
     Directory {
         path: "/dense",
         about: "dense mode, which trades latency for fewer wake-ups and interrupts when the host is full",
+    },
+    Directory {
+        path: "/monitor",
+        about: "the monitor, which moves disks between I/O threads and adds and removes threads. Counts are since the daemon started",
     },
     Directory {
         path: "/vm",
@@ -428,6 +447,85 @@ pub(crate) const NODES: &[Node] = &[
         },
     },
     Node {
+        path: "/monitor/policy",
+        about: "`none`, `auto`, `iocm` or `spdk`: what moves disks, and adds and removes threads",
+        file: File::Monitor {
+            read: |it| it.settings.policy.name().to_owned(),
+            write: Some(set_policy),
+        },
+    },
+    Node {
+        path: "/monitor/min",
+        about: "it leaves at least so many threads active",
+        file: File::Monitor {
+            read: |it| it.settings.limits.min.to_string(),
+            write: Some(set_min),
+        },
+    },
+    Node {
+        path: "/monitor/max",
+        about: "it activates at most so many threads",
+        file: File::Monitor {
+            read: |it| it.settings.limits.max.to_string(),
+            write: Some(set_max),
+        },
+    },
+    Node {
+        path: "/monitor/state",
+        about: "`running`, or `resting`: no I/O thread works",
+        file: monitor(|it| if it.resting { "resting" } else { "running" }.to_owned()),
+    },
+    Node {
+        path: "/monitor/last_change",
+        about: "the last decision that changed the number of active threads; empty if there was none",
+        file: monitor(|it| it.last_change.map(|it| it.to_string()).unwrap_or_default()),
+    },
+    Node {
+        path: "/monitor/ticks",
+        about: "snapshots taken",
+        file: monitor(|it| it.ticks.to_string()),
+    },
+    Node {
+        path: "/monitor/cpu_ns",
+        about: "CPU time of its thread",
+        file: monitor(|it| it.cpu.as_nanos().to_string()),
+    },
+    Node {
+        path: "/monitor/moves",
+        about: "disks that it moved",
+        file: monitor(|it| it.moves.to_string()),
+    },
+    Node {
+        path: "/monitor/activated",
+        about: "threads that it activated",
+        file: monitor(|it| it.activated.to_string()),
+    },
+    Node {
+        path: "/monitor/parked",
+        about: "threads that it parked",
+        file: monitor(|it| it.parked.to_string()),
+    },
+    Node {
+        path: "/monitor/kept",
+        about: "trials that ended well",
+        file: monitor(|it| it.kept.to_string()),
+    },
+    Node {
+        path: "/monitor/undone",
+        about: "trials that were undone",
+        file: monitor(|it| it.undone.to_string()),
+    },
+    Node {
+        path: "/monitor/void",
+        about: "trials without a verdict, because the load changed meanwhile",
+        file: monitor(|it| it.void.to_string()),
+    },
+    Node {
+        path: "/monitor/failed",
+        about: "decisions that could not be carried out",
+        file: monitor(|it| it.failed.to_string()),
+    },
+    Node {
         path: "/vm/PID/vcpus",
         about: "its vCPUs; empty if its front end does not name their threads",
         file: File::Machine {
@@ -512,6 +610,43 @@ fn conditions(on: &dyn Controlled) -> Outcome<String> {
         format!("{name} {:.1} {:.1} {holds}\n", it.value, it.threshold)
     };
     Ok(conditions.named().into_iter().map(line).collect())
+}
+
+fn set_policy(on: &dyn Controlled, value: &str) -> Outcome<String> {
+    let policy = Kind::ALL.into_iter().find(|kind| kind.name() == value);
+    let policy = policy.ok_or_else(|| senseless(value, "write none, auto, iocm or spdk"))?;
+    let settings = on.monitor()?.settings;
+    on.set_monitor(Settings { policy, ..settings })?;
+    Ok(String::new())
+}
+
+fn set_min(on: &dyn Controlled, value: &str) -> Outcome<String> {
+    let Settings { policy, limits } = on.monitor()?.settings;
+    let min = number_up_to(value, limits.max.into())?;
+    let limits = Limits { min, ..limits };
+    on.set_monitor(Settings { policy, limits })?;
+    Ok(String::new())
+}
+
+fn set_max(on: &dyn Controlled, value: &str) -> Outcome<String> {
+    let Settings { policy, limits } = on.monitor()?.settings;
+    let max = number_up_to(value, on.threads()?.len())?;
+    if max < limits.min {
+        return Err(senseless(
+            value,
+            &format!("write at least {}, as /monitor/min", limits.min),
+        ));
+    }
+    let limits = Limits { max, ..limits };
+    on.set_monitor(Settings { policy, limits })?;
+    Ok(String::new())
+}
+
+/// A number of threads.
+fn number_up_to(value: &str, most: usize) -> Outcome<u16> {
+    let number = super::number(value).and_then(|number| u16::try_from(number).ok());
+    let number = number.filter(|number| (1..=most).contains(&usize::from(*number)));
+    number.ok_or_else(|| senseless(value, &format!("write a number from 1 to {most}")))
 }
 
 fn set_weight(on: &dyn Controlled, name: &Name, value: &str) -> Outcome<String> {

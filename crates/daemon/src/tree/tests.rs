@@ -7,8 +7,10 @@ use tidegate_api::dense::{DenseCondition, DenseConditions, DenseMode, DenseStatu
 use tidegate_api::disk::DiskSet;
 use tidegate_api::io::{Coalesce, IoClass};
 use tidegate_api::thread::{DiskThread, ThreadState};
+use tidegate_core::monitor::{Kind, Limits};
 use tidegate_core::units::Span;
 use tidegate_engine::counters::{DelayHistogram, QueueActivity};
+use tidegate_engine::monitor::{Settings, Status};
 
 use super::controlled::Device;
 use super::*;
@@ -25,6 +27,7 @@ struct State {
     disks: BTreeMap<Name, u32>,
     settings: BTreeMap<Name, (u32, IoClass, Option<Coalesce>)>,
     dense: DenseMode,
+    monitor: Settings,
 }
 
 fn name(text: &str) -> Name {
@@ -46,6 +49,10 @@ impl Played {
             default: None,
             settings: BTreeMap::new(),
             dense: DenseMode::Auto,
+            monitor: Settings {
+                policy: Kind::Auto,
+                limits: Limits { min: 1, max: 3 },
+            },
             disks: BTreeMap::from([(name("db1"), 0), (name("N"), 1)]),
         }))
     }
@@ -179,6 +186,18 @@ impl Controlled for Played {
         Ok(())
     }
 
+    fn monitor(&self) -> Outcome<Status> {
+        Ok(Status {
+            moves: 6,
+            ..Status::new(self.state().monitor)
+        })
+    }
+
+    fn set_monitor(&self, settings: Settings) -> Outcome<()> {
+        self.0.borrow_mut().monitor = settings;
+        Ok(())
+    }
+
     fn devices(&self) -> Vec<Name> {
         self.state().disks.into_keys().collect()
     }
@@ -287,6 +306,8 @@ fn a_file_is_one_line_or_a_line_for_each_thing() {
         text_of(&on, "/dense/conditions"),
         "vms 16.0 16.0 1\nvcpus 15.0 16.0 0\nutilisation 16.0 16.0 1\n"
     );
+    assert_eq!(text_of(&on, "/monitor/state"), "running\n");
+    assert_eq!(text_of(&on, "/monitor/moves"), "6\n");
     assert_eq!(text_of(&on, "/thread/0/queue_delay_p99_us"), "12.0\n");
     assert_eq!(text_of(&on, "/queue/db1.0/requests"), "8\n");
     assert_eq!(text_of(&on, "/queue/db1.nbd/calls"), "0\n");
@@ -300,7 +321,9 @@ fn a_directory_lists_its_files_and_the_things_that_are_there() {
     let on = Played::new();
     assert_eq!(
         names_in(&on, ""),
-        ["now_ns", "thread", "device", "queue", "dense", "vm"]
+        [
+            "now_ns", "thread", "device", "queue", "dense", "monitor", "vm"
+        ]
     );
     assert_eq!(
         names_in(&on, "/thread"),
@@ -353,6 +376,13 @@ fn a_write_takes_effect_before_it_is_answered() {
     write(&on, "/dense/mode", "on").unwrap();
     assert_eq!(text_of(&on, "/dense/mode"), "on\n");
     assert_eq!(text_of(&on, "/dense/on"), "1\n");
+    for (file, value) in [("policy", "spdk"), ("min", "2"), ("max", "2")] {
+        let path = format!("/monitor/{file}");
+        write(&on, &path, value).unwrap();
+        assert_eq!(text_of(&on, &path), format!("{value}\n"));
+    }
+    assert_eq!(errno(write(&on, "/monitor/max", "1")), "EINVAL");
+    assert_eq!(errno(write(&on, "/monitor/min", "3")), "EINVAL");
     for (file, value) in [
         ("weight", "25"),
         ("class", "latency"),
@@ -408,6 +438,10 @@ fn a_refusal_has_the_name_of_its_system_error_and_what_to_do() {
         ("/device/db1/weight", "101", "EINVAL"),
         ("/dense/mode", "full", "EINVAL"),
         ("/dense/on", "1", "EACCES"),
+        ("/monitor/policy", "best", "EINVAL"),
+        ("/monitor/max", "4", "EINVAL"),
+        ("/monitor/min", "0", "EINVAL"),
+        ("/monitor/moves", "0", "EACCES"),
         ("/device/db1/class", "urgent", "EINVAL"),
         ("/device/db1/coalesce", "static:0,1us", "EINVAL"),
         ("/device/web1/class", "latency", "ENOENT"),
@@ -508,7 +542,9 @@ impl Random {
             0 => self.noise(),
             1 => "7".repeat(self.below(2 * LONGEST)),
             2..5 => {
-                let words = &["0", "1", " 2\n", "auto", "default", "latency", "off", "25"];
+                let words = &[
+                    "0", "1", " 2\n", "auto", "default", "latency", "off", "none",
+                ];
                 self.one_of(words).to_owned()
             }
             _ => self
@@ -549,6 +585,11 @@ fn random_paths_and_values_are_answered_or_refused_by_name_and_a_refusal_changes
             assert_eq!(on.state(), before, "{at}");
         }
         let state = on.state();
+        let Limits { min, max } = state.monitor.limits;
+        assert!(
+            (1..=max).contains(&min) && max <= 3,
+            "{nth}: {path:?} {value:?}"
+        );
         let is_served = |on: &u32| state.threads[*on as usize] != ThreadState::Parked;
         assert!(
             state.disks.values().all(is_served),
