@@ -131,6 +131,7 @@ fn a_web_farm_takes_less_wakeups_and_interrupts_in_dense_mode() {
     let (off, on) = (&costs[0], &costs[1]);
     assert!(on.wakeups_per_s <= 0.7 * off.wakeups_per_s, "{costs:?}");
     assert!(on.calls_per_read <= 0.7 * off.calls_per_read, "{costs:?}");
+    assert!(on.kicks_per_read <= 0.7 * off.kicks_per_read, "{costs:?}");
     for (_, daemon) in daemons {
         assert!(daemon.stop("TERM").success());
     }
