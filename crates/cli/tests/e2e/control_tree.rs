@@ -14,7 +14,7 @@ use crate::support::server::TIDEGATE;
 
 /// A daemon with two I/O threads in use, and disk `db1`.
 fn daemon(place: &Place) -> Daemon {
-    let daemon = Daemon::start_with(place, "root", &["--threads", "2"]);
+    let daemon = Daemon::start_with_two_threads(place);
     daemon.run(&["disk", "create", "db1", "--size", "8M", "--attach"]);
     daemon
 }

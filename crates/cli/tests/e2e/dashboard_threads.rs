@@ -7,7 +7,10 @@ use crate::support::place::Place;
 #[test]
 fn the_page_of_io_threads_shows_who_lives_where_and_each_move() {
     let place = Place::new();
-    let (daemon, url) = start(&place, "listen = '127.0.0.1:0'\n[io]\nthreads = 2");
+    let (daemon, url) = start(
+        &place,
+        "listen = '127.0.0.1:0'\n[io]\nthreads = 2\npolicy = 'none'",
+    );
     let browser = Browser::start(&place);
     daemon.run(&["disk", "create", "d", "--size", "32M", "--attach"]);
     open(

@@ -95,7 +95,7 @@ while True:
 #[test]
 fn clients_that_vanish_in_the_middle_of_moves_leave_nothing_behind() {
     let place = Place::new();
-    let daemon = Daemon::start_with(&place, "root", &["--threads", "2"]);
+    let daemon = Daemon::start_with_two_threads(&place);
     for disk in ["stays", "comes"] {
         daemon.run(&["disk", "create", disk, "--size", "8M", "--attach"]);
     }

@@ -46,6 +46,15 @@ impl Daemon {
         daemon
     }
 
+    /// Starts one with two I/O threads, between which nothing moves disks by itself.
+    pub(crate) fn start_with_two_threads(place: &Place) -> Daemon {
+        let root = place.join("root");
+        std::fs::create_dir_all(&root).expect("a directory can be made");
+        let config = "[io]\nthreads = 2\npolicy = 'none'\n";
+        std::fs::write(root.join("tidegate.toml"), config).expect("a file can be written");
+        Daemon::start(place)
+    }
+
     /// As [`Daemon::start`], but its log goes to a file.
     pub(crate) fn start_logging_to(place: &Place, log: &Path) -> Daemon {
         let root = place.join("root").display().to_string();
