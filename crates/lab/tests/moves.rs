@@ -48,6 +48,7 @@ fn engine() -> Engine {
         cpus: Vec::new(),
         curves: true,
         coalesce: Coalesce::default(),
+        monitor: tidegate_engine::monitor::Settings::NONE,
     })
     .expect("the engine starts")
 }
