@@ -1,6 +1,6 @@
 //! The monitor's thread: it takes snapshots of the I/O threads, asks the policy, and carries out what that decides.
 //!
-//! It runs only while there is load. When no I/O thread has worked for two seconds, it arms a [`Waker`] and sleeps without
+//! It runs only while there is load. When no I/O thread has worked for two seconds, it arms a waker and sleeps without
 //! a timer; the first I/O thread that wakes up notifies it. The policies are in the core ([`tidegate_core::monitor`]). If this
 //! thread ends, threads and disks stay as they are.
 //!

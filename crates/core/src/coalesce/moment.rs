@@ -42,11 +42,11 @@ const BETTER_SIXTEENTHS: u64 = 17;
 pub enum Moment {
     /// Immediately.
     AtOnce,
-    /// When more requests were found, or after [`LATER`].
+    /// When more requests were found, or after `LATER`.
     AfterMore,
-    /// After [`LATER`].
+    /// After `LATER`.
     Later,
-    /// After [`LATEST`].
+    /// After `LATEST`.
     Latest,
 }
 

@@ -3,7 +3,7 @@
 //! It is called every 5 ms while there is load (every 20 ms while there is little). A thread is congested if its requests wait longer than the target, or
 //! through a whole tick, in two of three ticks, and it is busy for at least half of its time. Then a disk moves to a thread
 //! that has room, or a parked thread gets half of the load. Every 100 ms it checks whether the load fits one thread fewer
-//! or is uneven. A change of the number of threads, or of polling, is a [`trial`]: it is undone if it did no good.
+//! or is uneven. A change of the number of threads, or of polling, is a trial: it is undone if it did no good.
 //!
 //! It does not know what a datastore does: a slow disk is not congested, since its requests do not wait for a thread.
 //!
