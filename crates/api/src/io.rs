@@ -95,9 +95,13 @@ impl FromStr for Coalesce {
         }
         let parts = text.strip_prefix("static:").and_then(|t| t.split_once(','));
         let (frames, time) = parts.ok_or_else(wrong)?;
-        let micros = time.strip_suffix("us").ok_or_else(wrong)?;
         let number = |digits: &str| digits.parse::<u32>().map_err(|_| wrong());
-        let (frames, micros) = (number(frames)?, number(micros)?);
+        let micros = match (time.strip_suffix("us"), time.strip_suffix("ms")) {
+            (Some(micros), _) => number(micros)?,
+            (None, Some(millis)) => number(millis)?.checked_mul(1000).ok_or_else(wrong)?,
+            (None, None) => return Err(wrong()),
+        };
+        let frames = number(frames)?;
         match (1..=most).contains(&frames) && micros <= longest {
             true => Ok(Coalesce::Static(frames, micros)),
             false => Err(wrong()),
@@ -149,6 +153,13 @@ mod tests {
         for class in [IoClass::Normal, IoClass::Latency] {
             assert_eq!(class.as_str().parse(), Ok(class));
         }
+    }
+
+    #[test]
+    fn a_time_may_be_in_milliseconds() {
+        assert_eq!("static:16,10ms".parse(), Ok(Coalesce::Static(16, 10_000)));
+        assert!("static:16,11ms".parse::<Coalesce>().is_err());
+        assert!("static:16,4294968ms".parse::<Coalesce>().is_err());
     }
 
     #[test]

@@ -308,7 +308,9 @@ fn unread(error: &ConfigError, text: &str) -> String {
         Some((key, value)) if says.contains("expected a sequence") => {
             format!("write it as a list: {key} = [\"{value}\"]")
         }
-        Some((key, value)) if says.contains("invalid type: string") => {
+        Some((key, value))
+            if says.contains("invalid type: string") || says.contains("a number or \"auto\"") =>
+        {
             match value.parse::<u64>().is_ok() || ["true", "false"].contains(&value) {
                 true => format!("write it without quotes: {key} = {value}"),
                 false => "give a value of that type; see docs/config.md".to_owned(),

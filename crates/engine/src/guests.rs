@@ -135,6 +135,9 @@ pub fn count_vcpus(process: u32) -> Option<u32> {
     (count > 0).then_some(count)
 }
 
+/// The most vCPUs of a process that are counted and read, each through an open file. KVM has no more in one machine.
+const MOST_VCPUS: usize = 1024;
+
 /// The threads of a process that are vCPUs by their names. None if the process is gone or may not be read.
 fn vcpu_threads(process: u32) -> Vec<u32> {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{process}/task")) else {
@@ -145,7 +148,7 @@ fn vcpu_threads(process: u32) -> Vec<u32> {
         let thread = task.file_name().to_str()?.parse().ok()?;
         is_vcpu(name.trim_end()).then_some(thread)
     });
-    named.collect()
+    named.take(MOST_VCPUS).collect()
 }
 
 /// Whether a virtual machine monitor names its vCPUs so.

@@ -31,7 +31,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tidegate_core::monitor::{Action, Decision, Kind, Limits, Policy, Snapshot, Why};
+use tidegate_core::monitor::{Action, Decision, Kind, Limits, Policy, Snapshot, ThreadNumber, Why};
 use tidegate_core::units::{Span, Time};
 
 /// The monitor rests after this time without load. Origin: twice the second after which `auto` lets a thread go, so
@@ -194,6 +194,7 @@ impl Monitor {
             policy: settings.policy.build(settings.limits),
             snapshot: Snapshot::default(),
             decisions: Vec::new(),
+            locked: Vec::new(),
             rest_at: os::now() + REST,
         };
         let join = std::thread::Builder::new()
@@ -244,6 +245,10 @@ impl Drop for Monitor {
     }
 }
 
+/// A thread that a policy has locked becomes active again after this time, if it could not be parked. Origin: twice the time
+/// that `auto` gives a thread to become empty.
+const LOCKED_MOST: Span = Span::from_secs(10);
+
 struct MonitorThread<S> {
     shared: Arc<Shared>,
     signals: Arc<Signals>,
@@ -251,6 +256,8 @@ struct MonitorThread<S> {
     policy: Box<dyn Policy + Send>,
     snapshot: Snapshot,
     decisions: Vec<Decision>,
+    /// Threads that it has locked and neither parked nor unlocked, and since when.
+    locked: Vec<(ThreadNumber, Time)>,
     /// When it rests, unless there is load before.
     rest_at: Time,
 }
@@ -272,6 +279,7 @@ impl<S: Subject> MonitorThread<S> {
                     .sleep_until(Time::NEVER, || self.is_called()),
             }
             if self.shared.state().stopping {
+                self.release_locks(Span::ZERO);
                 return;
             }
             self.take_settings();
@@ -283,12 +291,12 @@ impl<S: Subject> MonitorThread<S> {
 
     /// Whether the handle wants something.
     fn is_called(&self) -> bool {
-        let state = self.shared.state();
-        state.stopping || state.changed
+        self.shared.state().is_called()
     }
 
     /// Sleeps until an I/O thread works, or the handle wants something.
     fn rest(&mut self) {
+        self.release_locks(Span::ZERO);
         self.signals.waker.arm();
         // A thread that works since before does not notify.
         if self.subject.has_worked() {
@@ -305,16 +313,38 @@ impl<S: Subject> MonitorThread<S> {
         self.rest_at = os::now() + LOOK;
     }
 
+    /// Builds the policy anew if the settings have changed. It knows nothing of what the last one has begun: threads may poll
+    /// again, and those that the last one has locked are active.
     fn take_settings(&mut self) {
         let mut state = self.shared.state();
-        if std::mem::take(&mut state.changed) {
-            let settings = state.status.settings;
-            self.policy = settings.policy.build(settings.limits);
-            self.rest_at = os::now() + REST;
+        if !std::mem::take(&mut state.changed) {
+            return;
         }
+        let settings = state.status.settings;
+        self.policy = settings.policy.build(settings.limits);
+        self.signals.let_spin(true);
+        state.status.may_spin = true;
+        drop(state);
+        self.release_locks(Span::ZERO);
+        self.rest_at = os::now() + REST;
+    }
+
+    /// Unlocks the threads that were locked for at least so long, and that could not be parked.
+    fn release_locks(&mut self, least: Span) {
+        let now = os::now();
+        let (subject, locked) = (&mut self.subject, &mut self.locked);
+        locked.retain(|&(thread, since)| {
+            let stays = now.since(since) < least;
+            if !stays && let Err(error) = subject.act(Action::Activate { thread }) {
+                // An administrator was faster.
+                tracing::debug!(thread, %error, "an I/O thread is not unlocked");
+            }
+            stays
+        });
     }
 
     fn tick(&mut self, with_disks: bool) {
+        self.release_locks(LOCKED_MOST);
         self.subject.snapshot(with_disks, &mut self.snapshot);
         self.policy.decide(&self.snapshot, &mut self.decisions);
         if !self.snapshot.is_idle() || !self.decisions.is_empty() {
@@ -324,11 +354,17 @@ impl<S: Subject> MonitorThread<S> {
         for decision in self.decisions.drain(..) {
             let done = match decision.action {
                 Action::Stay => Ok(()),
+                // The settings have changed meanwhile: what was decided under the old ones is void.
+                _ if self.shared.state().is_called() => break,
                 action => self.subject.act(action),
             };
+            if done.is_ok() {
+                note_lock(&mut self.locked, decision.action);
+            }
             let failed = done.err().map(|error| error.to_string());
             events.push(Event { decision, failed });
         }
+        self.decisions.clear();
         let mut state = self.shared.state();
         state.status.ticks += 1;
         state.status.detailed_ticks += u64::from(with_disks);
@@ -339,7 +375,25 @@ impl<S: Subject> MonitorThread<S> {
     }
 }
 
+/// Remembers which threads are locked by decisions.
+fn note_lock(locked: &mut Vec<(ThreadNumber, Time)>, action: Action) {
+    match action {
+        Action::Lock { thread } => {
+            locked.retain(|(other, _)| *other != thread);
+            locked.push((thread, os::now()));
+        }
+        Action::Park { thread } | Action::Activate { thread } => {
+            locked.retain(|(other, _)| *other != thread);
+        }
+        Action::Move { .. } | Action::Spin { .. } | Action::Stay => {}
+    }
+}
+
 impl State {
+    fn is_called(&self) -> bool {
+        self.stopping || self.changed
+    }
+
     fn note(&mut self, event: Event) {
         let status = &mut self.status;
         let decision = event.decision;

@@ -10,7 +10,9 @@
 //! that of all CPUs without what our threads sleep, since CPUs are not divided between both.
 
 use super::decision::{Action, Decision, Why};
-use super::{Limits, Permille, Policy, Snapshot, ThreadNumber, ThreadState, Wish, permille};
+use super::{
+    DiskLoad, Limits, Permille, Policy, Snapshot, ThreadNumber, ThreadState, Wish, permille,
+};
 use crate::units::Span;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -273,9 +275,13 @@ fn remove(snapshot: &Snapshot, thread: ThreadNumber, why: Why, out: &mut Vec<Dec
     push(snapshot, out, Action::Park { thread }, why);
 }
 
-/// Deals the disks out by index.
+/// Deals the disks of active threads out by index. Those of a locked thread stay there.
 fn deal(snapshot: &Snapshot, threads: &[ThreadNumber], out: &mut Vec<Decision>) {
-    let mut disks: Vec<_> = snapshot.disks.iter().collect();
+    let is_active = |disk: &&DiskLoad| {
+        let thread = snapshot.threads.get(usize::from(disk.thread));
+        thread.is_some_and(|thread| thread.state == ThreadState::Active)
+    };
+    let mut disks: Vec<_> = snapshot.disks.iter().filter(is_active).collect();
     disks.sort_by_key(|disk| disk.disk);
     for (disk, index) in disks.into_iter().zip(0_u32..) {
         let Some(&to) = threads.get(index as usize % threads.len().max(1)) else {

@@ -94,12 +94,12 @@ impl DenseWatch {
     /// Sets when it is on, and tells the I/O threads of a change before it is answered. Returns the change.
     pub(crate) fn set_mode(&self, host: &Host, mode: DenseMode) -> Outcome<Option<Happening>> {
         let mut state = self.state();
-        let before = state.dense.mode();
+        let before = state.dense.clone();
         let Some(change) = state.dense.set_mode(core_mode(mode)) else {
             return Ok(None);
         };
         if let Err(problem) = host.set_dense(change.on, self.hold_last) {
-            state.dense.set_mode(before);
+            state.dense = before;
             return Err(problem);
         }
         Ok(Some(Happening::DenseMode {

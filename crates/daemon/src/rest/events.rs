@@ -33,6 +33,8 @@ pub(super) fn routes() -> Routes {
     Failure,
 ))]
 async fn kept(State(daemon): Shared) -> Answer<EventList> {
+    // Those of the last second are not there yet.
+    daemon.monitor.gather_decisions();
     let events = daemon.monitor.journal().since(0);
     Ok(Json(EventList { events }))
 }

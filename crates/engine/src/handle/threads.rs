@@ -48,7 +48,7 @@ struct Plan {
     threads: Vec<Wanted>,
     /// Disks on their way to each thread.
     coming: Vec<usize>,
-    /// The thread that new disks get.
+    /// The thread that new disks get while it is active.
     default: Option<usize>,
 }
 
@@ -60,6 +60,12 @@ impl Plan {
                 format!("there is no I/O thread {thread}: they are numbered from 0 to {last}");
             Error::new(Kind::NotFound, text)
         })
+    }
+
+    /// The default thread, unless it is locked or parked.
+    fn active_default(&self) -> Option<usize> {
+        self.default
+            .filter(|thread| self.threads[*thread] == Wanted::Active)
     }
 
     fn active(&self) -> impl Iterator<Item = usize> {
@@ -90,7 +96,10 @@ impl Placement {
     pub(super) fn place(&self, disk: DiskId) -> usize {
         let plan = guard(&self.wanted);
         let fewest = plan.active().min_by_key(|thread| self.peers.disks(*thread));
-        let thread = plan.default.or(fewest).expect("a thread is active");
+        let thread = plan
+            .active_default()
+            .or(fewest)
+            .expect("a thread is active");
         self.peers.settle(disk, thread);
         thread
     }
@@ -132,7 +141,6 @@ impl Placement {
                     return Err(Error::new(Kind::Busy, text));
                 }
                 plan.threads[thread] = Wanted::Locked;
-                plan.default = plan.default.filter(|default| *default != thread);
                 Ok(())
             }
         }
@@ -212,7 +220,7 @@ impl Engine {
         self.placement.remove(thread)
     }
 
-    /// Locks an I/O thread: it takes no more disks. If new disks went to it by default, they go to the one with the fewest.
+    /// Locks an I/O thread: it takes no more disks. If new disks go to it by default, they go to the one with the fewest meanwhile.
     ///
     /// # Errors
     /// If it does not run, or is the only one that takes disks.
@@ -230,7 +238,7 @@ impl Engine {
 
     /// The I/O thread that new disks get; `None`: the one with the fewest disks.
     pub fn default_thread(&self) -> Option<usize> {
-        guard(&self.placement.wanted).default
+        guard(&self.placement.wanted).active_default()
     }
 
     /// Sets the I/O thread that new disks get.

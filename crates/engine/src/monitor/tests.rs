@@ -189,6 +189,7 @@ fn work_that_began_before_the_waker_was_armed_is_seen() {
         policy: Kind::Auto.build(Limits { min: 1, max: 2 }),
         snapshot: Snapshot::default(),
         decisions: Vec::new(),
+        locked: Vec::new(),
         rest_at: Time::ZERO,
     };
     world.load.store(true, Ordering::SeqCst);
@@ -227,4 +228,53 @@ fn events_that_nobody_fetches_are_bounded() {
     }
     assert_eq!(monitor.status().dropped, 7);
     assert_eq!(monitor.take_events().len(), EVENTS);
+}
+
+/// A policy that turns polling off and locks a thread, and nothing more.
+struct Unfinished;
+
+impl Policy for Unfinished {
+    fn next(&self) -> Option<tidegate_core::monitor::Wish> {
+        None
+    }
+
+    fn decide(&mut self, snapshot: &Snapshot, out: &mut Vec<Decision>) {
+        for action in [Action::Spin { on: false }, Action::Lock { thread: 1 }] {
+            out.push(Decision {
+                at: snapshot.now,
+                action,
+                why: Why::Probe {
+                    threads: 2,
+                    guests_delay: 0,
+                },
+            });
+        }
+    }
+}
+
+/// The next policy does not know what the last one has begun.
+#[test]
+fn a_change_of_the_policy_takes_back_what_the_old_one_left_unfinished() {
+    let (world, signals) = (Arc::new(World::default()), Arc::new(Signals::default()));
+    let mut thread = MonitorThread {
+        shared: Arc::new(Shared::new(settings(Kind::Auto))),
+        signals: Arc::clone(&signals),
+        subject: Model::new(&world),
+        policy: Box::new(Unfinished),
+        snapshot: Snapshot::default(),
+        decisions: Vec::new(),
+        locked: Vec::new(),
+        rest_at: os::now(),
+    };
+    thread.tick(false);
+    assert_eq!(thread.subject.states[1], ThreadState::Locked);
+    thread.shared.state().changed = true;
+    // Nothing more is done under the old settings.
+    thread.tick(false);
+    assert_eq!(world.acts.lock().expect("no panic").len(), 2);
+    thread.signals.let_spin(false);
+    thread.take_settings();
+    assert_eq!(thread.subject.states[1], ThreadState::Active);
+    assert!(signals.may_spin() && thread.shared.state().status.may_spin);
+    assert!(thread.locked.is_empty());
 }

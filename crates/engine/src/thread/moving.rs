@@ -194,7 +194,10 @@ impl IoThread {
         self.disks[at] = Some(place);
         self.note_timed();
         for (index, mut queue) in queues {
-            queue.watch_kicks(index, &mut self.cx.ring);
+            if !queue.is_stopping() {
+                // One that stops needs no kicks, and would be dropped with its watch.
+                queue.watch_kicks(index, &mut self.cx.ring);
+            }
             // The guest may have kicked before the watch began: poll once.
             queue.wake();
             queue.last_request = self.cx.now;

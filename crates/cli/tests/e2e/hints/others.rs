@@ -109,7 +109,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
     row(
         "printf '[io]\\nthreads = \"2\"\\n' > $P/c.toml; tidegate check-config $P/c.toml",
-        &["invalid type: string"],
+        &["a number or \"auto\" is expected"],
         "without quotes: threads = 2",
         "printf '[io]\\nthreads = 2\\n' > $P/c.toml; tidegate check-config $P/c.toml",
     ),

@@ -110,6 +110,12 @@ impl Auto {
         if self.now.since(leaving.since) > LEAVING {
             self.push(out, Action::Activate { thread }, leaving.why);
             self.leaving = None;
+            // A disk that cannot leave, as one that hangs in a detach, would not leave the next time either.
+            let active = snapshot.threads.iter();
+            let active = active.filter(|thread| thread.state == ThreadState::Active);
+            let offered = self.observed.offered();
+            self.bans
+                .add(self.now, active.count() + 1, Direction::Down, offered);
             return;
         }
         let loads = self.observed.loads(snapshot);
