@@ -6,7 +6,7 @@
 //!
 //! # Always true
 //! - in an idle daemon it does not wake up, under any policy
-//! - it takes no lock that an I/O thread takes, and sends one nothing but moves
+//! - it sends I/O threads nothing but moves, and takes no lock of theirs but that of an inbox
 //! - each decision becomes an event with its inputs, and with the error if it could not be carried out
 //!
 //! # Picture
@@ -39,6 +39,9 @@ use tidegate_core::units::{Span, Time};
 const REST: Span = Span::from_secs(2);
 /// After a notification it looks for load for so long. Commands of administrators, which are no load, notify as well.
 const LOOK: Span = Span::from_millis(100);
+/// A thread that a policy has locked becomes active again after this time, if it could not be parked. Origin: twice the time
+/// that `auto` gives a thread to become empty.
+const LOCKED_MOST: Span = Span::from_secs(10);
 /// Events that nobody has fetched; beyond, the oldest are dropped and counted.
 const EVENTS: usize = 1024;
 
@@ -244,10 +247,6 @@ impl Drop for Monitor {
         self.stop();
     }
 }
-
-/// A thread that a policy has locked becomes active again after this time, if it could not be parked. Origin: twice the time
-/// that `auto` gives a thread to become empty.
-const LOCKED_MOST: Span = Span::from_secs(10);
 
 struct MonitorThread<S> {
     shared: Arc<Shared>,

@@ -1,8 +1,8 @@
 //! The policy `auto`: as many threads as requests need to be served soon, and no more; each change is tried and judged.
 //!
-//! It is called every 5 ms while there is load (every 20 ms while there is little). A thread is congested if its requests wait longer than the target, or
-//! through a whole tick, in two of three ticks, and it is busy for at least half of its time. Then a disk moves to a thread
-//! that has room, or a parked thread gets half of the load. Every 100 ms it checks whether the load fits one thread fewer
+//! It is called every 5 ms while there is load (every 20 ms while there is little). A thread is congested if two things hold:
+//! in two of three ticks its requests waited longer than the target or through a whole tick, and it is busy for at least half
+//! of its time. Then a disk moves to a thread that has room, or a parked thread gets half of the load. Every 100 ms it checks whether the load fits one thread fewer
 //! or is uneven. A change of the number of threads, or of polling, is a trial: it is undone if it did no good.
 //!
 //! It does not know what a datastore does: a slow disk is not congested, since its requests do not wait for a thread.
@@ -10,7 +10,7 @@
 //! # Always true
 //! - one trial at a time; congestion is relieved by moves meanwhile
 //! - a thread that it has not locked itself is never unlocked
-//! - a disk that moved in the last 500 ms does not move, except back
+//! - a disk that moved in the last 500 ms moves only back, to a thread that was just activated, or from one that is emptied
 //!
 //! # Picture
 //! ```text
