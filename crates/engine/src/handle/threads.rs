@@ -288,7 +288,9 @@ impl Disk {
     fn send_to(&self, thread: usize) -> Result<Moved> {
         let gone = || Error::new(Kind::Gone, "an I/O thread has ended");
         let peers = &self.core.placement.peers;
-        if self.layout()?.is_some() {
+        // A layout that is newer gets its arena with the move.
+        let is_plain = self.core.device.spec.layout.is_plain();
+        if !is_plain || self.is_cached() || self.moves() {
             let (reply, prepared) = channel();
             // Few: one for each disk at a time.
             peers.inbox(thread).send_always(Command::Prepare(reply));

@@ -336,6 +336,12 @@ impl Ring {
         }));
     }
 
+    /// Completions that can be reaped; the kernel posts pending ones first.
+    pub(crate) fn posted(&mut self) -> usize {
+        self.submit();
+        self.inner.completion().len()
+    }
+
     /// Operations that have not completed for the last time.
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight

@@ -13,20 +13,20 @@
 //! # Picture
 //! ```text
 //!   handle ──Prepare──> new thread: has an arena, if the disk has layouts
-//!   handle ──Leave────> old thread ──Arrive(disk)──────────> new thread ──Moved──> handle
+//!   handle ──Leave────> old thread ──Arrive(disk, what has ended)──> new thread ──Moved──> handle
 //!                       its ring ───Forwarded(completion)──> new thread
 //!                       old thread <──Buffers── new thread (of the arena, in return)
 //! ```
 
-use super::IoThread;
 use super::commands::Command;
 use super::moving_disk::{Arrive, GivenBuffers, Leave, Moved, slot_for};
+use super::{COMPLETIONS_PER_TURN, IoThread};
 use crate::device::ReplyTo;
 use crate::device::nbd::Connection;
 use crate::device::ring::RingDevice;
 use crate::error::{Error, Kind, Result};
 use crate::sys::os;
-use crate::sys::ring::Completion;
+use crate::sys::ring::{Completion, Tag};
 use crate::tag::{self, ImageId};
 use std::sync::mpsc::Sender;
 use tidegate_core::request::{Data, DiskId};
@@ -84,7 +84,7 @@ impl IoThread {
         let replies = slots.numbers();
         let replies = replies.map(|buffer| (buffer, self.cx.waiting.take(buffer)));
         let replies = replies.filter(|(_, reply)| !matches!(reply, ReplyTo::Nobody));
-        let arrive = Arrive {
+        let mut arrive = Arrive {
             disk,
             place,
             moving,
@@ -92,6 +92,7 @@ impl IoThread {
             slots,
             queues,
             connections,
+            ended: Vec::new(),
             held: self.cx.budget.take_out(disk),
             from,
             left,
@@ -100,8 +101,33 @@ impl IoThread {
         self.wake_all_governors();
         // The kernel looks at descriptors and lists now: afterwards they are the other thread's.
         self.cx.ring.submit();
+        arrive.ended = self.reap_for(disk);
         let arrive = Command::Arrive(Box::new(arrive));
         self.peers.send_disk(disk, to, arrive);
+    }
+
+    /// Handles what the ring has posted, but for a disk that leaves: returns its completions. The receives that were cancelled are
+    /// among them. So the new thread serves the disk's clients in the turn in which it gets the disk.
+    fn reap_for(&mut self, disk: DiskId) -> Vec<Completion> {
+        let mut left = self.cx.ring.posted();
+        let mut of_disk = Vec::new();
+        let mut completions = std::mem::take(&mut self.completions);
+        while left > 0 {
+            self.cx
+                .ring
+                .reap(left.min(COMPLETIONS_PER_TURN), &mut completions);
+            self.tally
+                .completions_begin(|| completions.first().map(|first| first.tag.kind));
+            left = left.saturating_sub(completions.len().max(1));
+            for completion in completions.drain(..) {
+                match self.moved_disk(completion.tag) == Some(disk) {
+                    true => of_disk.push(completion),
+                    false => self.completed(completion),
+                }
+            }
+        }
+        self.completions = completions;
+        of_disk
     }
 
     /// Takes the queues of a disk. Their guests are called for all that was published.
@@ -167,6 +193,7 @@ impl IoThread {
             replies,
             queues,
             connections,
+            ended,
             held,
             from,
             left,
@@ -219,6 +246,9 @@ impl IoThread {
             .shard
             .take_in(self.cx.now, disk, moving, &mut self.cx.effects);
         self.return_buffers(from, given);
+        for completion in ended {
+            self.completed(completion);
+        }
         self.tally.moved_in();
         self.wake_all_governors();
         let moved = Moved {
@@ -254,20 +284,27 @@ impl IoThread {
     /// A completion of this ring is for something that is not here: if its disk has moved, passes it on.
     #[cold]
     pub(super) fn forward(&mut self, completion: Completion) {
-        let owner = completion.tag.owner;
-        let disk = match completion.tag.kind {
-            tag::IMAGE => Some(ImageId::from_owner(owner).disk()),
-            tag::RECEIVE | tag::SEND | tag::HANG_UP => self
-                .moved_connections
-                .get(owner as usize)
-                .copied()
-                .flatten(),
-            // A kick: the disk's thread has polled the queue meanwhile.
-            _ => None,
-        };
-        if let Some(disk) = disk {
+        if let Some(disk) = self.moved_disk(completion.tag) {
             // If the disk is detached, nothing of it was in flight that matters.
             let _ = self.pass_on(disk, Command::Forwarded(completion));
+        }
+    }
+
+    /// The disk that an operation was for, if it is not here.
+    fn moved_disk(&self, tag: Tag) -> Option<DiskId> {
+        match tag.kind {
+            tag::IMAGE => {
+                let disk = ImageId::from_owner(tag.owner).disk();
+                self.attached_disk(disk).is_none().then_some(disk)
+            }
+            tag::RECEIVE | tag::SEND | tag::HANG_UP => {
+                let at = tag.owner as usize;
+                let is_here = self.connections.get(at).is_some_and(Option::is_some);
+                let moved = self.moved_connections.get(at).copied().flatten();
+                moved.filter(|_| !is_here)
+            }
+            // A kick: the disk's thread has polled the queue meanwhile.
+            _ => None,
         }
     }
 

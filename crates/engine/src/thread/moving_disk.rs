@@ -8,6 +8,7 @@ use crate::device::nbd::Connection;
 use crate::device::ring::RingDevice;
 use crate::error::Result;
 use crate::sys::buffers::MovingSlots;
+use crate::sys::ring::Completion;
 use std::sync::mpsc::Sender;
 use tidegate_core::request::{Data, DiskId};
 use tidegate_core::shard::Moving;
@@ -43,6 +44,8 @@ pub(crate) struct Arrive {
     pub(super) replies: Vec<(u32, ReplyTo)>,
     pub(super) queues: Vec<(u32, Box<RingDevice>)>,
     pub(super) connections: Vec<(u32, Box<Connection>)>,
+    /// What has ended on the old ring by then, such as the receives of its clients.
+    pub(super) ended: Vec<Completion>,
     /// Bytes that its NBD clients hold.
     pub(super) held: usize,
     pub(super) from: usize,
