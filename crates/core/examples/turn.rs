@@ -209,7 +209,7 @@ fn carry(
                     answered += 1;
                     continue;
                 }
-                Effect::Opened { .. } | Effect::Copy { .. } => continue,
+                Effect::Opened { .. } | Effect::Copy { .. } | Effect::Zero { .. } => continue,
                 Effect::Sum { disk, io, .. } => Event::Summed { disk, io, sum: 0 },
                 Effect::ReadBlock { disk, io, .. } => {
                     let outcome = Ok(Some(Box::new([0; BLOCK])));

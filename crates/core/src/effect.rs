@@ -77,6 +77,13 @@ pub enum Effect {
         /// Length in bytes.
         len: u64,
     },
+    /// Make bytes of a buffer zero, at once.
+    Zero {
+        /// The first of them.
+        to: Data,
+        /// Length in bytes.
+        len: u64,
+    },
     /// Compute a checksum of bytes, and report it with [`Event::Summed`](crate::shard::Event::Summed). Layouts store some:
     /// it must be the same in every version of the program.
     Sum {

@@ -26,6 +26,7 @@ use alloc::vec::Vec;
 use cache::CacheSetup;
 use cache::policy::Exported;
 use core::num::NonZeroU64;
+use pool::PoolReport;
 
 pub use crate::request::Target;
 pub(crate) use arena::Held;
@@ -42,6 +43,7 @@ pub(crate) use tree::{Load, TREE};
 pub mod cache;
 pub mod label;
 pub mod mirror;
+pub mod pool;
 pub mod report;
 pub mod spec;
 pub mod stripe;
@@ -314,6 +316,11 @@ pub trait Layout: Send {
         None
     }
 
+    /// The state of the disk in its pool, if it is one of a pool.
+    fn pooled(&self) -> Option<PoolReport> {
+        None
+    }
+
     /// Appends the next part of what its policy has learned, some `most` bytes, if it is a flash cache that is open.
     fn export_policy(&self, _most: usize, _out: &mut Vec<u8>) -> Option<Exported> {
         None
@@ -372,6 +379,10 @@ pub(crate) enum LayoutCommand {
     },
     Copy {
         from: Data,
+        to: Data,
+        len: u64,
+    },
+    Zero {
         to: Data,
         len: u64,
     },
@@ -481,6 +492,11 @@ impl LayoutCx<'_> {
     /// Copies bytes from one buffer to another, before the commands that follow.
     pub fn copy(&mut self, from: Data, to: Data, len: u64) {
         self.push(LayoutCommand::Copy { from, to, len });
+    }
+
+    /// Makes bytes of a buffer zero, before the commands that follow.
+    pub fn zero(&mut self, to: Data, len: u64) {
+        self.push(LayoutCommand::Zero { to, len });
     }
 
     /// Computes the checksum of bytes; [`Layout::summed`] gets it.

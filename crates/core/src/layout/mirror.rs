@@ -483,6 +483,13 @@ impl Layout for Mirror {
             | LayoutOrder::CacheAdmission(_)
             | LayoutOrder::GrowCache { .. }
             | LayoutOrder::ShrinkCache { .. } => Err(OrderRefusal::NotRedundant),
+            LayoutOrder::Grant { .. }
+            | LayoutOrder::NoSpace
+            | LayoutOrder::TakeSnapshot
+            | LayoutOrder::RollBack(_)
+            | LayoutOrder::DeleteGeneration(_)
+            | LayoutOrder::Hold
+            | LayoutOrder::Go => Err(OrderRefusal::NotPooled),
             LayoutOrder::Rate(rate) => {
                 self.rate = rate;
                 self.advance_copies(cx);

@@ -4,6 +4,7 @@
 
 use super::cache::policy::Choice;
 use super::cache::{Admission, CacheMode};
+use super::pool::{Generation, Grant, PoolReport};
 use super::{LayoutSpec, OnLoss, Target};
 use crate::request::Fault;
 use crate::units::{Span, Time};
@@ -22,6 +23,8 @@ pub struct LayoutReport {
     pub waiting: bool,
     /// The flash cache above it, if there is one.
     pub cache: Option<CacheReport>,
+    /// The disk's space and generations, if it is one of a pool.
+    pub pool: Option<PoolReport>,
 }
 
 /// The state of a disk's flash cache. Counts are since the disk was attached.
@@ -174,6 +177,41 @@ pub enum LayoutOrder {
     },
     /// Do without the cache: no use of the disk counts it as valid any more.
     GiveUpCache,
+    /// A pool's disk has one more grant, with this index. The catalog names it already, durably.
+    Grant {
+        /// The index: the next one, or one that was given back.
+        index: u32,
+        /// The grant.
+        grant: Grant,
+    },
+    /// The pool has no grant for the disk now: what waits for one fails.
+    NoSpace,
+    /// Freeze what the disk of a pool has now. The answer is [`LayoutNotice::Generation`].
+    TakeSnapshot,
+    /// The disk of a pool shows this generation again. What was written since the last snapshot is gone.
+    RollBack(Generation),
+    /// This generation is not needed any more. [`LayoutNotice::GenerationGone`] follows.
+    DeleteGeneration(Generation),
+    /// Drain the disk of a pool and make it durable; its writes wait until [`LayoutOrder::Go`].
+    Hold,
+    /// Writes go on after [`LayoutOrder::Hold`].
+    Go,
+}
+
+impl LayoutOrder {
+    /// Whether only a pool's disk carries it out.
+    pub fn is_of_pool(&self) -> bool {
+        matches!(
+            self,
+            LayoutOrder::Grant { .. }
+                | LayoutOrder::NoSpace
+                | LayoutOrder::TakeSnapshot
+                | LayoutOrder::RollBack(_)
+                | LayoutOrder::DeleteGeneration(_)
+                | LayoutOrder::Hold
+                | LayoutOrder::Go
+        )
+    }
 }
 
 /// When an order that is not refused is answered.
@@ -206,6 +244,16 @@ pub enum OrderRefusal {
     Unrecorded,
     /// The layout has a fixed number of members, or as many as are possible.
     Fixed,
+    /// The disk is not one of a pool.
+    NotPooled,
+    /// The disk only shows a generation.
+    ReadOnly,
+    /// There is no such generation, or it is written now.
+    NoGeneration,
+    /// The disk has as many generations as its root has room for.
+    TooMany,
+    /// The grant does not fit: its index or its column is not the pool's.
+    BadGrant,
 }
 
 /// Why a member is not used any more.
@@ -292,6 +340,20 @@ pub enum LayoutNotice {
     CachePolicy(Choice),
     /// The state of the cache's policy is to be stored ([`Shard::export_policy`](crate::shard::Shard::export_policy)).
     CacheStateDue,
+    /// The disk of a pool wants one more grant.
+    GrantWanted {
+        /// Extents that it still lacks to have all its space, if it reserves that; otherwise 0.
+        thick_left: u64,
+    },
+    /// Nothing is in this grant, durably: the catalog may give it to another disk.
+    GrantEmpty {
+        /// Its index.
+        index: u32,
+    },
+    /// The answer of [`LayoutOrder::TakeSnapshot`]: what was frozen.
+    Generation(Generation),
+    /// Nothing is left of a generation that was deleted.
+    GenerationGone(Generation),
     /// No device of the cache is left.
     CacheLost {
         /// Why.

@@ -16,6 +16,7 @@
 use super::cache::policy::Exported;
 use super::cache::{Cache, CacheSetup};
 use super::mirror::Mirror;
+use super::pool::{Generation, Pool, PoolSetup};
 use super::stripe::Stripe;
 use super::{
     Arena, BlockOutcome, Check, DATA_AT, Hit, HitCx, Layout, LayoutCommand, LayoutCx, LayoutNotice,
@@ -78,8 +79,10 @@ impl Members {
 pub struct Tree {
     spec: LayoutSpec,
     members: Members,
-    /// Whether members have labels: not while a disk moves.
+    /// Whether members have labels: not while a disk moves, and not in a pool.
     labelled: bool,
+    /// Whether it is a disk of a pool.
+    is_pooled: bool,
     nodes: Vec<Node>,
     /// The layout above all others: the first node, or the last one if that is a cache.
     root: u8,
@@ -278,6 +281,26 @@ impl Tree {
         Tree::of(LayoutSpec::Plain, members, false, vec![moving(size)])
     }
 
+    /// The tree of a disk of a pool, or of a read-only disk that shows one of its generations. Its targets are the pool's
+    /// members, which have no labels of the disk.
+    ///
+    /// # Panics
+    /// Unless [`PoolSetup::check`] agrees; the catalog is checked before.
+    pub fn pool(setup: PoolSetup, view: Option<Generation>) -> Tree {
+        let targets = setup.columns.iter().map(|target| usize::from(target.0) + 1);
+        let members = Members {
+            data_at: 0,
+            ..Members::new(setup.disk, setup.size, targets.max().unwrap_or(0))
+        };
+        let node = Node {
+            layout: Box::new(Pool::new(setup, view)),
+            below: Below::Targets(0),
+        };
+        let mut tree = Tree::of(LayoutSpec::Plain, members, false, vec![node]);
+        tree.is_pooled = true;
+        tree
+    }
+
     /// The plain disk below an idle cache moves from target 0 to target 1 from now on. The targets of the cache's devices
     /// follow.
     pub(crate) fn begin_move(&mut self, cx: &mut LayoutCx<'_>) {
@@ -341,6 +364,7 @@ impl Tree {
             spec,
             members,
             labelled,
+            is_pooled: false,
             nodes,
             root: 0,
             loads: vec![Load::default(); members.count],
@@ -787,7 +811,11 @@ impl Tree {
             | LayoutNotice::CacheShrunk { .. }
             | LayoutNotice::CachePolicy(_)
             | LayoutNotice::CacheStateDue
-            | LayoutNotice::CacheLost { .. } => notice,
+            | LayoutNotice::CacheLost { .. }
+            | LayoutNotice::GrantWanted { .. }
+            | LayoutNotice::GrantEmpty { .. }
+            | LayoutNotice::Generation(_)
+            | LayoutNotice::GenerationGone(_) => notice,
         }
     }
 
@@ -834,6 +862,12 @@ impl Tree {
         if let Some(outcome) = self.order_cache(cx, order) {
             return outcome;
         }
+        if order.is_of_pool() {
+            return match self.is_pooled {
+                true => self.order_node(cx, 0, order),
+                false => Err(OrderRefusal::NotPooled),
+            };
+        }
         // The members of a move have no labels, and nothing but its rate can be changed.
         if !self.labelled && !matches!(order, LayoutOrder::Rate(_)) {
             return Err(OrderRefusal::NotRedundant);
@@ -857,6 +891,13 @@ impl Tree {
             | LayoutOrder::CacheAdmission(_)
             | LayoutOrder::GrowCache { .. }
             | LayoutOrder::ShrinkCache { .. }
+            | LayoutOrder::Grant { .. }
+            | LayoutOrder::NoSpace
+            | LayoutOrder::TakeSnapshot
+            | LayoutOrder::RollBack(_)
+            | LayoutOrder::DeleteGeneration(_)
+            | LayoutOrder::Hold
+            | LayoutOrder::Go
             | LayoutOrder::Rate(_) => return self.order_leaves(cx, order),
         };
         if usize::from(member.0) >= self.members.count {
@@ -989,6 +1030,7 @@ impl Tree {
             scrub,
             waiting: self.nodes.iter().any(|node| node.layout.waits()),
             cache: self.nodes[usize::from(self.root)].layout.cached(),
+            pool: self.nodes.first().and_then(|node| node.layout.pooled()),
         }
     }
 }

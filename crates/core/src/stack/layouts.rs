@@ -587,6 +587,7 @@ impl StackCx<'_> {
             LayoutCommand::Copy { from, to, len } => {
                 self.exit.out.push(Effect::Copy { from, to, len });
             }
+            LayoutCommand::Zero { to, len } => self.exit.out.push(Effect::Zero { to, len }),
             LayoutCommand::Sum { tag, data, len } => {
                 let io = self.insert_own(inside, node, tag, Op::Read);
                 self.exit.out.push(Effect::Sum {

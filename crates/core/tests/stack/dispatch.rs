@@ -282,6 +282,7 @@ impl Host {
                     Effect::ReadBlock { .. }
                     | Effect::WriteBlock { .. }
                     | Effect::Copy { .. }
+                    | Effect::Zero { .. }
                     | Effect::Sum { .. }
                     | Effect::LayoutNotice { .. }
                     | Effect::LayoutOrdered { .. }

@@ -82,7 +82,11 @@ pub(crate) fn happening(
         | LayoutNotice::CacheShrunk { .. }
         | LayoutNotice::CachePolicy(_)
         | LayoutNotice::CacheStateDue
-        | LayoutNotice::CacheLost { .. } => return None,
+        | LayoutNotice::CacheLost { .. }
+        | LayoutNotice::GrantWanted { .. }
+        | LayoutNotice::GrantEmpty { .. }
+        | LayoutNotice::Generation(_)
+        | LayoutNotice::GenerationGone(_) => return None,
     })
 }
 
@@ -307,6 +311,7 @@ mod tests {
             members: members.iter().map(member).collect(),
             scrub: None,
             cache: None,
+            pool: None,
             waiting: false,
         }
     }

@@ -577,6 +577,17 @@ impl Buffers {
         }
     }
 
+    /// Makes `len` bytes from `data` on zero.
+    pub(crate) fn zero(&mut self, data: Data, len: usize) {
+        for piece in pieces(self.segments(data.buffer), data.start as usize, len) {
+            // SAFETY: the piece is valid memory of its length (module invariant). A guest that writes to it meanwhile reads
+            // a mixture, which is its own responsibility.
+            unsafe {
+                std::ptr::write_bytes(piece.0.iov_base.cast::<u8>(), 0, piece.len());
+            }
+        }
+    }
+
     /// The checksum of `len` bytes from `data` on. Where a guest writes to them meanwhile, it is that of some mixture.
     #[inline(always)]
     pub(crate) fn sum(&self, data: Data, len: usize) -> u32 {

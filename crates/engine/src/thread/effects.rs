@@ -62,6 +62,7 @@ impl IoThread {
             Effect::Copy { from, to, len } => {
                 self.cx.buffers.transfer(from, to, bytes(len));
             }
+            Effect::Zero { to, len } => self.cx.buffers.zero(to, bytes(len)),
             Effect::Sum {
                 disk,
                 io,
@@ -87,6 +88,7 @@ impl IoThread {
             Effect::Start { .. }
             | Effect::Answer { .. }
             | Effect::Copy { .. }
+            | Effect::Zero { .. }
             | Effect::Sum { .. } => unreachable!("performed above"),
             Effect::SideWrite {
                 disk,

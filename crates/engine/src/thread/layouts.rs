@@ -600,6 +600,26 @@ fn order_refused(refusal: OrderRefusal) -> Error {
             Kind::Unsupported,
             "the number of members cannot grow: only a plain mirror of fewer than four members can get another one",
         ),
+        OrderRefusal::NotPooled => (
+            Kind::Unsupported,
+            "the disk is not in a pool: only disks of pools have snapshots",
+        ),
+        OrderRefusal::ReadOnly => (
+            Kind::Unsupported,
+            "the disk only shows a snapshot, and cannot be changed",
+        ),
+        OrderRefusal::NoGeneration => (
+            Kind::NotFound,
+            "the disk has no such snapshot: list its snapshots, and name one of them",
+        ),
+        OrderRefusal::TooMany => (
+            Kind::Unsupported,
+            "the disk has as many snapshots as are possible: delete one first",
+        ),
+        OrderRefusal::BadGrant => (
+            Kind::Invalid,
+            "the pool's catalog gave the disk space that the disk cannot use: check the pool",
+        ),
     };
     Error::new(kind, why)
 }

@@ -535,6 +535,10 @@ impl World {
                 let from = bytes(&mut self.memory, from, len).to_vec();
                 bytes(&mut self.memory, to, len).copy_from_slice(&from);
             }
+            Effect::Zero { to, len } => {
+                let len = usize::try_from(len).expect("a request is small");
+                bytes(&mut self.memory, to, len).fill(0);
+            }
             Effect::Sum { io, data, len, .. } => {
                 let len = usize::try_from(len).expect("a slot is small");
                 let sum = summed(&mut self.sums, bytes(&mut self.memory, data, len));

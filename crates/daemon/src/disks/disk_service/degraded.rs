@@ -87,6 +87,7 @@ mod tests {
             members: vec![member; 2],
             scrub: None,
             cache: None,
+            pool: None,
             waiting: true,
         };
         let places = ["a", "b"].map(|on| MemberPlace::on(on.parse().unwrap()));

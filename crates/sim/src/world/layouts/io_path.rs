@@ -94,6 +94,8 @@ impl World<'_> {
                 block,
             } => self.start_block(place(disk), target, io, offset, Some(block)),
             Effect::Copy { to, .. } => self.fill(host, thread, to, false),
+            // What buffers are for does not change by zeroes.
+            Effect::Zero { .. } => {}
             Effect::Sum { disk, io, .. } => {
                 // Members have equal bytes here.
                 let sum = 0;
