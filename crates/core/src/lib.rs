@@ -25,6 +25,7 @@ pub mod histogram;
 pub mod iocontrol;
 pub mod layout;
 pub mod monitor;
+pub mod pool;
 pub(crate) mod qos;
 pub mod range_lock;
 pub mod request;

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use std::path::PathBuf;
 use tidegate_core::layout::cache::blocks::{Header, Journalled};
 use tidegate_core::layout::cache::label::{DeviceLabel, SeenRecord};
+use tidegate_core::pool::superblock::Superblock;
 
 #[path = "../../../fuzz/bodies/cache_blocks.rs"]
 mod cache_blocks;
@@ -11,6 +12,8 @@ mod cache_blocks;
 mod member_label;
 #[path = "../../../fuzz/bodies/mirror_state.rs"]
 mod mirror_state;
+#[path = "../../../fuzz/bodies/pool_superblock.rs"]
+mod pool_superblock;
 #[path = "../../../fuzz/bodies/sealed.rs"]
 mod sealed;
 
@@ -62,6 +65,14 @@ fn damaged_and_contradictory_states_are_handled() {
         .for_each(|input| mirror_state::run(input));
 }
 
+#[test]
+fn damaged_and_contradictory_superblocks_of_a_pool_are_handled() {
+    let corpus = corpus("pool_superblock");
+    corpus.iter().for_each(|input| pool_superblock::run(input));
+    let read = corpus.iter().flat_map(|input| Superblock::decode(input));
+    assert_eq!(read.map(|one| one.members.len()).max(), Some(3));
+}
+
 /// An input with one byte changed, within the fields.
 fn changed(inputs: &[Vec<u8>], which: prop::sample::Index, at: usize, byte: u8) -> Vec<u8> {
     let mut input = which.get(inputs).clone();
@@ -78,5 +89,6 @@ proptest! {
         member_label::run(&changed(&corpus("member_label"), which, at, byte));
         mirror_state::run(&changed(&corpus("mirror_state"), which, at, byte));
         cache_blocks::run(&changed(&corpus("cache_blocks"), which, at, byte));
+        pool_superblock::run(&changed(&corpus("pool_superblock"), which, at, byte));
     }
 }
