@@ -121,6 +121,19 @@ enum RawThreads {
     Word(String),
 }
 
+impl std::str::FromStr for Threads {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Threads, String> {
+        match text {
+            "auto" => Ok(Threads::Auto),
+            _ => match text.parse() {
+                Ok(count) => Ok(Threads::Count(count)),
+                Err(_) => Err(format!("'{text}' is neither a number nor auto")),
+            },
+        }
+    }
+}
+
 impl Serialize for Threads {
     fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
         match self {

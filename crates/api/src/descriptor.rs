@@ -38,7 +38,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::io::{Coalesce, IO_WEIGHT, IO_WEIGHTS, IoClass};
+use crate::io::{Coalesce, IO_WEIGHT, IO_WEIGHTS, IoClass, VCPUS};
 use crate::name::Name;
 use crate::units::{Iops, Rate, Shares, Size, Span};
 use flash::{FlashUse, MAX_ATTACHMENT};
@@ -154,6 +154,9 @@ pub struct Descriptor {
     /// How its completions are coalesced. None: as the daemon's configuration says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub coalesce: Option<Coalesce>,
+    /// The vCPUs of the virtual machine that uses it. None: the daemon counts them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vcpus: Option<u32>,
     /// Its I/O control policy.
     #[serde(default)]
     pub policy: PolicyText,
@@ -508,6 +511,7 @@ impl Descriptor {
             io_class: IoClass::Normal,
             io_weight: None,
             coalesce: None,
+            vcpus: None,
             policy: PolicyText::default(),
             flash: None,
             members: Vec::new(),
@@ -607,7 +611,9 @@ impl Descriptor {
         {
             return refuse(
                 format!("member_timeout {timeout} is not from {shortest} to {longest}"),
-                format!("say --member-timeout {shortest} to {longest}, or --member-timeout none"),
+                format!(
+                    "say --member-timeout {shortest} to {longest}, or --member-timeout default"
+                ),
             );
         }
         if let Some(weight) = self.io_weight
@@ -616,7 +622,18 @@ impl Descriptor {
             let (least, most) = (IO_WEIGHTS.start(), IO_WEIGHTS.end());
             return refuse(
                 format!("io_weight {weight} is not from {least} to {most}"),
-                format!("say --io-weight {least} to {most}, or --io-weight none for {IO_WEIGHT}"),
+                format!(
+                    "say --io-weight {least} to {most}, or --io-weight default for {IO_WEIGHT}"
+                ),
+            );
+        }
+        if let Some(vcpus) = self.vcpus
+            && !VCPUS.contains(&vcpus)
+        {
+            let (least, most) = (VCPUS.start(), VCPUS.end());
+            return refuse(
+                format!("vcpus {vcpus} is not from {least} to {most}"),
+                format!("say --vcpus {least} to {most}, or --vcpus default: they are counted"),
             );
         }
         if self.devices().any(|path| !path.is_absolute()) {

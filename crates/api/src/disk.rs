@@ -11,6 +11,7 @@ use crate::io::{Coalesce, IO_WEIGHT, IoClass};
 use crate::iocontrol::Admission;
 use crate::layout::{Member, Scrub};
 use crate::name::Name;
+use crate::or_default::{NumberOrDefault, OrDefault};
 use crate::problem::{Problem, ProblemCode};
 
 /// A disk's current state.
@@ -58,10 +59,14 @@ pub struct Disk {
     /// Its weight among the disks of its I/O thread, 1 to 100.
     #[serde(default = "usual_io_weight")]
     pub io_weight: u32,
-    /// How its completions are coalesced: `off`, `static:16,64us` or `adaptive`. None: as the daemon's configuration says.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
-    pub coalesce: Option<Coalesce>,
+    /// How its completions are coalesced: `off`, `static:16,64us`, `adaptive`, or `default`: as the daemon's configuration says.
+    #[serde(default)]
+    #[schema(value_type = String)]
+    pub coalesce: OrDefault<Coalesce>,
+    /// The vCPUs of the virtual machine that uses it, as declared; `default`: they are counted.
+    #[serde(default)]
+    #[schema(inline, value_type = NumberOrDefault)]
+    pub vcpus: OrDefault<u32>,
     /// The comparison of its members that runs, or the last one since it was attached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scrub: Option<Scrub>,
@@ -306,13 +311,18 @@ pub struct DiskCreate {
     /// How soon its requests are taken where others compete for its I/O thread.
     #[serde(default)]
     pub io_class: IoClass,
-    /// Its weight among the disks of its I/O thread, 1 to 100; null: 10.
+    /// Its weight among the disks of its I/O thread, 1 to 100, or `default`: 10.
     #[serde(default)]
-    pub io_weight: Option<u32>,
-    /// How its completions are coalesced: `off`, `static:16,64us` or `adaptive`; null: as the daemon's configuration says.
+    #[schema(inline, value_type = NumberOrDefault)]
+    pub io_weight: OrDefault<u32>,
+    /// How its completions are coalesced: `off`, `static:16,64us`, `adaptive`, or `default`: as the daemon's configuration says.
     #[serde(default)]
-    #[schema(value_type = Option<String>)]
-    pub coalesce: Option<Coalesce>,
+    #[schema(value_type = String)]
+    pub coalesce: OrDefault<Coalesce>,
+    /// The vCPUs of the virtual machine that uses it, 1 to 4096, or `default`: they are counted.
+    #[serde(default)]
+    #[schema(inline, value_type = NumberOrDefault)]
+    pub vcpus: OrDefault<u32>,
     /// Its I/O control policy.
     #[serde(default)]
     pub policy: Policy,
@@ -353,8 +363,9 @@ impl DiskCreate {
             seg_max: None,
             filters: None,
             io_class: IoClass::Normal,
-            io_weight: None,
-            coalesce: None,
+            io_weight: OrDefault::Default,
+            coalesce: OrDefault::Default,
+            vcpus: OrDefault::Default,
             policy: Policy::default(),
             unpromised: Unpromised::Refuse,
             allocation: Allocation::Thin,
@@ -390,36 +401,28 @@ pub struct DiskSet {
     /// The whole filter stack, guest side first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filters: Option<Vec<String>>,
-    /// How long a member of a mirror may leave I/O unanswered before the mirror goes on without it; null: 10 seconds.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "null_is_a_value"
-    )]
-    #[schema(value_type = Option<u64>)]
-    pub member_timeout_ms: Option<Option<u64>>,
+    /// How long a member of a mirror may leave I/O unanswered before the mirror goes on without it, or `default`: 10 seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(inline, value_type = Option<NumberOrDefault>)]
+    pub member_timeout_ms: Option<OrDefault<u64>>,
     /// What a mirror does with guests' I/O after the loss of every member that has all bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_loss: Option<OnLoss>,
     /// How soon its requests are taken where others compete for its I/O thread.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io_class: Option<IoClass>,
-    /// Its weight among the disks of its I/O thread, 1 to 100; null: 10.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "null_is_a_value"
-    )]
-    #[schema(value_type = Option<u32>)]
-    pub io_weight: Option<Option<u32>>,
-    /// How its completions are coalesced: `off`, `static:16,64us` or `adaptive`; null: as the daemon's configuration says.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "null_is_a_value"
-    )]
+    /// Its weight among the disks of its I/O thread, 1 to 100, or `default`: 10.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(inline, value_type = Option<NumberOrDefault>)]
+    pub io_weight: Option<OrDefault<u32>>,
+    /// How its completions are coalesced: `off`, `static:16,64us`, `adaptive`, or `default`: as the daemon's configuration says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
-    pub coalesce: Option<Option<Coalesce>>,
+    pub coalesce: Option<OrDefault<Coalesce>>,
+    /// The vCPUs of the virtual machine that uses it, 1 to 4096, or `default`: they are counted. Dense mode counts with them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(inline, value_type = Option<NumberOrDefault>)]
+    pub vcpus: Option<OrDefault<u32>>,
     /// Changes to its policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<PolicySet>,

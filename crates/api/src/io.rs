@@ -18,6 +18,9 @@ pub const IO_WEIGHTS: std::ops::RangeInclusive<u32> = 1..=100;
 /// The default weight.
 pub const IO_WEIGHT: u32 = 10;
 
+/// The least and the most vCPUs that can be declared for a virtual machine: KVM allows no more.
+pub const VCPUS: std::ops::RangeInclusive<u32> = 1..=4096;
+
 /// The most completions of a batch, and the longest time in microseconds that the first of them waits.
 pub const MOST_COALESCED: (u32, u32) = (1024, 10_000);
 

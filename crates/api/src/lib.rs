@@ -3,7 +3,7 @@
 //! Nothing here decides or performs anything: a value is parsed, its syntax is checked, and the daemon's plan
 //! interprets it. This crate depends on no other crate of ours, so that a client needs only this one.
 //!
-//! Reading order: [`units`] and [`name`] (the smallest values), [`config`] (`tidegate.toml`), [`descriptor`]
+//! Reading order: [`units`], [`name`] and [`or_default`] (the smallest values), [`config`] (`tidegate.toml`), [`descriptor`]
 //! (`disk.toml`), [`datastore`], [`disk`], [`iocontrol`], [`group`], [`cache`], [`stats`], [`curve`], [`explain`], [`events`],
 //! [`status`], [`thread`], [`tree`], [`job`] (the types in REST), [`problem`] (the type of errors), [`routes`] (every route with its types).
 //!
@@ -28,6 +28,7 @@ pub mod iocontrol;
 pub mod job;
 pub mod layout;
 pub mod name;
+pub mod or_default;
 pub mod problem;
 pub mod routes;
 pub mod stats;

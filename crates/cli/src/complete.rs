@@ -164,7 +164,7 @@ pub(crate) fn coalescing() -> ArgValueCandidates {
                 "the guest is interrupted each time completions are there",
             ),
             ("static:16,64us", "after 16 completions, or 64 us"),
-            ("none", "as in tidegate.toml"),
+            ("default", "as in tidegate.toml"),
         ])
     })
 }

@@ -9,6 +9,7 @@ use tidegate_api::disk::{
 };
 use tidegate_api::iocontrol::{Admission, Promise};
 use tidegate_api::name::Name;
+use tidegate_api::or_default::{DEFAULT, OrDefault};
 use tidegate_api::problem::ProblemCode;
 use tidegate_api::routes;
 use tidegate_api::units::{Shares, Span};
@@ -212,8 +213,15 @@ fn more_policy(policy: &Policy) -> Vec<(&'static str, String)> {
 /// How its completions are coalesced.
 fn coalescing(disk: &Answer) -> String {
     match disk.coalesce {
-        Some(coalesce) => coalesce.to_string(),
-        None => "as in tidegate.toml".to_owned(),
+        OrDefault::Value(coalesce) => coalesce.to_string(),
+        OrDefault::Default => format!("{DEFAULT}: as in tidegate.toml"),
+    }
+}
+
+fn vcpus(disk: &Answer) -> String {
+    match disk.vcpus {
+        OrDefault::Value(vcpus) => vcpus.to_string(),
+        OrDefault::Default => format!("{DEFAULT}: counted"),
     }
 }
 
@@ -324,6 +332,7 @@ impl Shown for Answer {
             ("I/O class", self.io_class.as_str().to_owned()),
             ("I/O weight", self.io_weight.to_string()),
             ("coalescing", coalescing(self)),
+            ("vCPUs of its VM", vcpus(self)),
             ("shares", shares(self.policy.shares)),
             (
                 "reservation",

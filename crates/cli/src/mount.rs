@@ -6,6 +6,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -122,7 +123,16 @@ fn check(directory: &Path) -> Result<(), Failure> {
         ))
     };
     match fs::metadata(directory) {
-        Ok(found) if found.is_dir() => {}
+        Ok(found) if found.is_dir() => {
+            if is_mounted(directory) {
+                return failed(
+                    "the control tree is mounted there already".to_owned(),
+                    format!(
+                        "use that one, or unmount it first: umount {shown}, or as another user than root: fusermount3 -u {shown}"
+                    ),
+                );
+            }
+        }
         Ok(_) => {
             return failed(
                 "it is not a directory".to_owned(),
@@ -144,6 +154,33 @@ fn check(directory: &Path) -> Result<(), Failure> {
             None => failed(format!("{DEVICE}: {error}"), lacking_device().1.to_owned()),
         },
     }
+}
+
+/// Whether the control tree of this or another daemon is mounted at this directory itself.
+fn is_mounted(directory: &Path) -> bool {
+    let Ok(directory) = directory.canonicalize() else {
+        return false;
+    };
+    // Where nothing says what is mounted, the kernel decides.
+    let mounts = fs::read("/proc/self/mountinfo").unwrap_or_default();
+    is_among(directory.as_os_str().as_bytes(), &mounts)
+}
+
+/// Whether `mounts`, in the form of mountinfo, has the control tree at this path.
+fn is_among(path: &[u8], mounts: &[u8]) -> bool {
+    let escaped: Vec<u8> = path
+        .iter()
+        .flat_map(|byte| match byte {
+            b' ' | b'\t' | b'\n' | b'\\' => format!("\\{byte:03o}").into_bytes(),
+            byte => vec![*byte],
+        })
+        .collect();
+    mounts.split(|byte| *byte == b'\n').any(|line| {
+        let mut words = line.split(|byte| *byte == b' ');
+        let place = words.nth(4);
+        let kind = words.skip_while(|word| *word != b"-").nth(1);
+        place == Some(&escaped[..]) && kind == Some(b"fuse.tidegate")
+    })
 }
 
 /// What is missing if the device cannot be opened, and what to do.
@@ -218,6 +255,23 @@ mod tests {
         let helper = io::Error::from(io::ErrorKind::NotFound);
         let failure = unmounted(Path::new("/mnt"), &helper);
         assert!(failure.problem().unwrap().why[0].contains("no fusermount3"));
+    }
+
+    #[test]
+    fn a_control_tree_that_is_mounted_is_found_by_its_path() {
+        let mounts = b"24 1 0:22 / /mnt/a rw,nosuid shared:5 - fuse.tidegate tidegate rw,user_id=0\n\
+                       25 1 0:23 / /mnt/b rw - fuse.sshfs host: rw\n\
+                       26 1 0:24 / /mnt/with\\040space rw shared:5 master:2 - fuse.tidegate tidegate rw\n";
+        for (path, expected) in [
+            ("/mnt/a", true),
+            ("/mnt/with space", true),
+            ("/mnt", false),
+            ("/mnt/a/thread", false),
+            ("/mnt/b", false),
+        ] {
+            assert_eq!(is_among(path.as_bytes(), mounts), expected, "{path}");
+        }
+        assert!(!is_among(b"/mnt/a", b"nonsense\n\n - -"));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueHint};
-use tidegate_api::config::{NbdTcp, TlsConfig};
+use tidegate_api::config::{NbdTcp, Threads as Count, TlsConfig};
 use tidegate_api::job::ImageFormat;
 use tidegate_api::name::Name;
 use tidegate_api::units::Span;
@@ -36,9 +36,9 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     config: Option<PathBuf>,
 
-    /// The number of I/O threads; default: as configured
+    /// The number of I/O threads at the start, or auto: as many as the load needs; default: as configured
     #[arg(long, value_name = "N")]
-    threads: Option<u16>,
+    threads: Option<Count>,
 
     #[command(flatten)]
     tcp: Tcp,

@@ -7,7 +7,9 @@ use tidegate_api::dense::DenseStatus;
 use tidegate_api::events::IoThreadAction;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_api::routes;
-use tidegate_api::status::{NbdListener, NbdSecurity, State, Status as Answer, TlsCertificate};
+use tidegate_api::status::{
+    NbdListener, NbdSecurity, State, Status as Answer, ThreadPolicyStatus, TlsCertificate,
+};
 use tidegate_api::units::Span;
 
 use crate::client::Client;
@@ -129,10 +131,7 @@ fn threads(status: &Answer, now: SystemTime) -> String {
     };
     let name = serde_json::to_value(policy.policy).unwrap_or_default();
     let name = name.as_str().unwrap_or("unknown");
-    let range = match policy.min == policy.max {
-        true => String::new(),
-        false => format!(" of {} to {}", policy.min, policy.max),
-    };
+    let range = range(status.threads, policy);
     let rests = if policy.resting { ", resting" } else { "" };
     let mut text = format!("{}{range} (policy {name}{rests})", status.threads);
     if let Some(last) = &policy.last_change {
@@ -147,6 +146,21 @@ fn threads(status: &Answer, now: SystemTime) -> String {
         text.push_str(&format!("\nthread {thread} {done} {ago} ago: {why}"));
     }
     text
+}
+
+/// The numbers between which the policy chooses, unless there is no choice and the number is that one.
+fn range(threads: u32, policy: &ThreadPolicyStatus) -> String {
+    let (min, max) = (policy.min, policy.max);
+    let wanted = match min == max {
+        true => min.to_string(),
+        false => format!("{min} to {max}"),
+    };
+    match (min..=max).contains(&threads) {
+        true if min == max => String::new(),
+        true => format!(" of {wanted}"),
+        false if min == max => format!(" instead of {wanted}"),
+        false => format!(", outside of {wanted}"),
+    }
 }
 
 impl Shown for Answer {
@@ -209,5 +223,40 @@ impl Shown for Answer {
             pairs.push(("problem", sentences(problem)));
         }
         table::pairs(&pairs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidegate_api::config::ThreadPolicy;
+
+    #[test]
+    fn the_range_of_threads_is_shown_also_when_their_number_is_outside() {
+        let policy = |min, max| ThreadPolicyStatus {
+            policy: ThreadPolicy::Auto,
+            min,
+            max,
+            resting: false,
+            may_poll: true,
+            last_change: None,
+            moves: 0,
+            activated: 0,
+            parked: 0,
+            kept: 0,
+            undone: 0,
+            void: 0,
+            failed: 0,
+            ticks: 0,
+            cpu_us: 0,
+        };
+        for (threads, min, max, expected) in [
+            (2, 2, 2, ""),
+            (3, 2, 2, " instead of 2"),
+            (2, 1, 4, " of 1 to 4"),
+            (5, 1, 4, ", outside of 1 to 4"),
+        ] {
+            assert_eq!(range(threads, &policy(min, max)), expected);
+        }
     }
 }

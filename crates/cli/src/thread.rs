@@ -323,7 +323,7 @@ fn rows(thread: &Answer) -> Vec<(&'static str, String)> {
     vec![
         ("thread", thread.thread.to_string()),
         ("state", state(thread)),
-        ("new disks", figures::yes_no(thread.is_default)),
+        ("gets new disks", new_disks(thread)),
         ("cpu", cpu(thread)),
         ("busy", since_start(thread.busy_ns_total)),
         ("polling", since_start(thread.spin_ns_total)),
@@ -351,6 +351,19 @@ fn rows(thread: &Answer) -> Vec<(&'static str, String)> {
         ),
         ("disks", disks(thread, "\n")),
     ]
+}
+
+/// Which new disks it gets.
+fn new_disks(thread: &Answer) -> String {
+    let text = match thread.state {
+        ThreadState::Active if thread.is_default => "all: /thread/default names it",
+        ThreadState::Active => {
+            "those that come while it has the fewest disks, unless /thread/default names another thread"
+        }
+        ThreadState::Locked => "none: it is locked",
+        ThreadState::Draining | ThreadState::Parked => "none: it is not in use",
+    };
+    text.to_owned()
 }
 
 /// The parts of its time since `before` that it was busy, polling and asleep.

@@ -44,8 +44,8 @@ pub struct ServeOptions {
     pub api_socket: Option<PathBuf>,
     /// The configuration file; if none, the root's file if it exists.
     pub config: Option<PathBuf>,
-    /// Number of I/O threads; if none, the configured number.
-    pub threads: Option<u16>,
+    /// I/O threads; if none, the configured ones.
+    pub threads: Option<Threads>,
     /// TCP addresses for NBD clients, in addition to the configured ones.
     pub nbd_tcp: Vec<NbdTcp>,
 }
@@ -278,7 +278,7 @@ fn read_config(root: &Root, options: &ServeOptions) -> Outcome<(Config, Option<P
         }
     };
     if options.threads.is_some() {
-        config.io.threads = options.threads.map(Threads::Count);
+        config.io.threads = options.threads;
     }
     if options.api_socket.is_some() {
         config.api.socket = options.api_socket.clone();

@@ -25,7 +25,7 @@ pub(crate) mod nodes;
 
 pub(crate) use controlled::Controlled;
 use controlled::{Machine, Queue};
-use nodes::{DIRECTORIES, File, NODES, Node};
+use nodes::{DIRECTORIES, File, Node, nodes};
 
 /// The longest path and the longest value, in bytes: a page, as in sysfs.
 const LONGEST: usize = 4096;
@@ -167,7 +167,7 @@ fn entries(on: &dyn Controlled, directory: &nodes::Directory, of: &Of) -> Outcom
     exists(on, of)?;
     let mut entries = Vec::new();
     let directories = DIRECTORIES.iter().map(|it| (it.path, None));
-    let files = NODES.iter().map(|it| (it.path, Some(&it.file)));
+    let files = nodes().map(|it| (it.path, Some(&it.file)));
     for (path, file) in files.chain(directories) {
         let Some(name) = child(directory.path, path) else {
             continue;
@@ -180,7 +180,7 @@ fn entries(on: &dyn Controlled, directory: &nodes::Directory, of: &Of) -> Outcom
                 .collect(),
             "NAME" => on.devices().iter().map(Name::to_string).collect(),
             "QUEUE" => queues(on),
-            "PID" => on.machines().iter().map(|it| it.pid.to_string()).collect(),
+            "PID" => on.machines().iter().map(u32::to_string).collect(),
             fixed => vec![fixed.to_owned()],
         };
         entries.extend(names.into_iter().map(|name| TreeEntry {
@@ -223,7 +223,7 @@ fn thread_of(on: &dyn Controlled, number: u32) -> Outcome<Thread> {
     })
 }
 
-/// The queues of all attached disks.
+/// The queues of all attached disks. Each disk is read once.
 fn queues(on: &dyn Controlled) -> Vec<String> {
     let devices = on.devices().into_iter();
     let of = |name: Name| {
@@ -247,8 +247,7 @@ fn queue_of(on: &dyn Controlled, name: &Name, queue: Queue) -> Outcome<QueueActi
 }
 
 fn machine_of(on: &dyn Controlled, pid: u32) -> Outcome<Machine> {
-    let found = on.machines().into_iter().find(|it| it.pid == pid);
-    found.ok_or_else(|| {
+    on.machine(pid).ok_or_else(|| {
         missing(
             &format!("process {pid} uses no disk as a virtual machine"),
             "`tidegate get /vm` lists those that do",
@@ -267,13 +266,13 @@ fn find(path: &str) -> Outcome<Found> {
             return Ok(Found::Directory(directory, of));
         }
     }
-    for node in NODES {
+    for node in nodes() {
         if let Some(of) = matches(node.path, &words) {
             return Ok(Found::File(node, of));
         }
     }
     let through_a_file = (1..words.len()).any(|most| {
-        let mut files = NODES.iter();
+        let mut files = nodes();
         files.any(|node| matches(node.path, &words[..most]).is_some())
     });
     Err(match through_a_file {
@@ -394,8 +393,7 @@ pub(crate) fn reference() -> String {
          In the tables, r is a file that is read, w one that is written, rw both.\n",
     );
     for directory in DIRECTORIES {
-        let mut files = NODES
-            .iter()
+        let mut files = nodes()
             .filter(|node| child(directory.path, node.path).is_some())
             .peekable();
         if files.peek().is_none() {

@@ -20,6 +20,7 @@ use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use tidegate_api::config::Threads;
 use tidegate_daemon::{OneOptions, ServeOptions};
 
 /// Not a test of its own: what a child process of the tests below runs.
@@ -40,7 +41,7 @@ fn the_program_itself() {
         }
         None => tidegate_daemon::serve(ServeOptions {
             root,
-            threads: Some(1),
+            threads: Some(Threads::Count(1)),
             ..Default::default()
         }),
     };

@@ -21,7 +21,7 @@ fn the_daemon_itself() {
     if let Some(root) = std::env::var_os("TIDEGATE_TEST_SERVE") {
         let options = tidegate_daemon::ServeOptions {
             root: Some(root.into()),
-            threads: Some(1),
+            threads: Some(tidegate_api::config::Threads::Count(1)),
             ..Default::default()
         };
         if let Err(error) = tidegate_daemon::serve(options) {

@@ -80,24 +80,42 @@ impl Statistics {
         let read = |(id, disk): &(u32, Arc<DiskCounters>)| disk.read(DiskId(*id));
         disks.iter().map(read).collect()
     }
+
+    /// What the queues of one attached disk have done so far. It reads no other disk.
+    pub fn disk(&self, disk: DiskId) -> Option<DiskActivity> {
+        let counters = guard(&self.shared.disks).get(&disk.0).map(Arc::clone);
+        counters.map(|counters| counters.read(disk))
+    }
 }
 
 impl Statistics {
-    /// The processes of virtual machines that use disks, by number: all front ends, and those NBD clients that
-    /// `is_guest` knows as such. Connections that this process made to itself, for TLS, do not count.
+    /// The processes of virtual machines that use disks, by number: see [`Statistics::guests`].
     pub fn guest_processes(&self, is_guest: impl Fn(u32) -> bool) -> Vec<u32> {
-        let mut processes = BTreeSet::new();
-        let mut others = BTreeSet::new();
-        for disk in guard(&self.shared.disks).values() {
-            processes.extend(disk.processes(ClientKind::VhostUser));
-            others.extend(disk.processes(ClientKind::Nbd));
+        let guests = self.guests(|process, _| is_guest(process));
+        guests.into_keys().collect()
+    }
+
+    /// The virtual machines that use disks, by process, with these disks: all front ends, and those NBD clients that `is_guest`
+    /// knows as such by their process and disks. Connections that this process made to itself, for TLS, do not count.
+    pub fn guests(
+        &self,
+        is_guest: impl Fn(u32, &BTreeSet<DiskId>) -> bool,
+    ) -> BTreeMap<u32, BTreeSet<DiskId>> {
+        let mut guests: BTreeMap<u32, BTreeSet<DiskId>> = BTreeMap::new();
+        let mut front_ends = BTreeSet::new();
+        for (&id, disk) in guard(&self.shared.disks).iter() {
+            let own = disk.processes(ClientKind::VhostUser);
+            front_ends.extend(own.iter().copied());
+            let others = disk.processes(ClientKind::Nbd);
+            for process in own.into_iter().chain(others) {
+                guests.entry(process).or_default().insert(DiskId(id));
+            }
         }
         let own = std::process::id();
-        others.retain(|&process| {
-            process != own && !processes.contains(&process) && is_guest(process)
+        guests.retain(|process, disks| {
+            front_ends.contains(process) || (*process != own && is_guest(*process, disks))
         });
-        processes.append(&mut others);
-        processes.into_iter().collect()
+        guests
     }
 }
 
@@ -118,6 +136,48 @@ pub(crate) fn part_of(time: u64, part: u64, all: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_counters_of_one_disk_are_read_without_those_of_others() {
+        let statistics = Statistics::default();
+        let disks: Vec<_> = (0..100).map(|_| Arc::new(DiskCounters::new(2))).collect();
+        for (id, counters) in (0..).zip(&disks) {
+            statistics.add_disk(DiskId(id), counters);
+        }
+        let reads = || disks.iter().map(|disk| disk.reads()).collect::<Vec<_>>();
+        let read = statistics.disk(DiskId(42)).expect("it is attached");
+        assert_eq!((read.disk, read.queues.len()), (DiskId(42), 2));
+        let mut expected = vec![0; 100];
+        expected[42] = 1;
+        assert_eq!(reads(), expected);
+        assert_eq!(statistics.disks().len(), 100);
+        assert_eq!(reads().iter().sum::<u64>(), 101);
+        statistics.remove_disk(DiskId(42), &disks[42]);
+        assert!(statistics.disk(DiskId(42)).is_none());
+    }
+
+    #[test]
+    fn a_guest_is_known_with_all_its_disks_and_another_client_if_it_is_one() {
+        let statistics = Statistics::default();
+        let disks: Vec<_> = (0..3).map(|_| Arc::new(DiskCounters::new(1))).collect();
+        for (id, counters) in (0..).zip(&disks) {
+            statistics.add_disk(DiskId(id), counters);
+        }
+        let client = |process, kind| Client { process, kind };
+        let own = std::process::id();
+        let _connected = [
+            disks[0].connected(client(7, ClientKind::VhostUser)),
+            disks[2].connected(client(7, ClientKind::Nbd)),
+            disks[1].connected(client(8, ClientKind::Nbd)),
+            disks[2].connected(client(9, ClientKind::Nbd)),
+            disks[1].connected(client(own, ClientKind::Nbd)),
+        ];
+        let of = |ids: &[u32]| ids.iter().map(|id| DiskId(*id)).collect::<BTreeSet<_>>();
+        let guests = statistics.guests(|_, disks| disks.contains(&DiskId(1)));
+        let expected = BTreeMap::from([(7, of(&[0, 2])), (8, of(&[1]))]);
+        assert_eq!(guests, expected);
+        assert_eq!(statistics.guest_processes(|process| process == 9), [7, 9]);
+    }
 
     #[test]
     fn parts_never_exceed_the_whole() {

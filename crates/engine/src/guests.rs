@@ -129,6 +129,13 @@ fn plus(sum: Schedstat, more: Schedstat) -> Schedstat {
     }
 }
 
+/// What the vCPUs of a process are and did, read now; none if its threads have no names. The times are those of the vCPUs
+/// that it has now, since each was started.
+pub fn read_guest(process: u32) -> Option<GuestActivity> {
+    let read = Known::default().read(process, os::now());
+    (!read.assumed).then_some(read)
+}
+
 /// The number of vCPUs of a process, if its threads have names.
 pub fn count_vcpus(process: u32) -> Option<u32> {
     let count = u32::try_from(vcpu_threads(process).len()).unwrap_or(u32::MAX);
@@ -232,6 +239,9 @@ mod tests {
         let second = guests.read(&[own], at(100))[0];
         assert_eq!(second.vcpus, 1);
         assert!(second.run >= first.run, "{second:?} after {first:?}");
+        let once = read_guest(own).expect("a vCPU has a name");
+        assert_eq!((once.process, once.vcpus), (own, 1));
+        assert!(once.run >= Span::from_millis(20), "{once:?}");
         drop(running);
     }
 
@@ -249,5 +259,6 @@ mod tests {
         };
         assert_eq!(read, [expected]);
         assert_eq!(count_vcpus(u32::MAX), None);
+        assert_eq!(read_guest(u32::MAX), None);
     }
 }

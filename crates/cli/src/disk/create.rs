@@ -7,6 +7,7 @@ use tidegate_api::descriptor::{CacheMode, MemberPlace};
 use tidegate_api::disk::{Allocation, Disk, DiskAttach, DiskCreate};
 use tidegate_api::io::{Coalesce, IoClass};
 use tidegate_api::name::Name;
+use tidegate_api::or_default::OrDefault;
 use tidegate_api::routes;
 use tidegate_api::units::Size;
 
@@ -106,14 +107,18 @@ pub(crate) struct Create {
     #[arg(long, value_name = "CLASS", add = complete::io_classes())]
     io_class: Option<IoClass>,
 
-    /// Its weight among the disks of its I/O thread, 1 to 100; default: 10
+    /// Its weight among the disks of its I/O thread, 1 to 100, or default: 10
     #[arg(long, value_name = "WEIGHT")]
-    io_weight: Option<u32>,
+    io_weight: Option<OrDefault<u32>>,
 
-    /// How its completions are coalesced: off, static:COMPLETIONS,TIME such as static:16,64us, or adaptive; default: as in
+    /// How its completions are coalesced: off, static:COMPLETIONS,TIME such as static:16,64us, adaptive, or default: as in
     /// tidegate.toml
     #[arg(long, value_name = "HOW", add = complete::coalescing())]
-    coalesce: Option<Coalesce>,
+    coalesce: Option<OrDefault<Coalesce>>,
+
+    /// The vCPUs of the virtual machine that uses it, 1 to 4096, or default: they are counted
+    #[arg(long, value_name = "N")]
+    vcpus: Option<OrDefault<u32>>,
 
     /// A block device as the disk's image; its data stays
     #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
@@ -191,8 +196,9 @@ impl Create {
             seg_max: self.seg_max,
             filters: stack(self.filters, self.no_filters),
             io_class: self.io_class.unwrap_or_default(),
-            io_weight: self.io_weight,
-            coalesce: self.coalesce,
+            io_weight: self.io_weight.unwrap_or_default(),
+            coalesce: self.coalesce.unwrap_or_default(),
+            vcpus: self.vcpus.unwrap_or_default(),
             unpromised: self.policy.unpromised(),
             policy: self.policy.whole(),
             allocation: if self.thick {

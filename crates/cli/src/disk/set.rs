@@ -6,12 +6,13 @@ use tidegate_api::descriptor::OnLoss;
 use tidegate_api::disk::DiskSet;
 use tidegate_api::io::{Coalesce, IoClass};
 use tidegate_api::name::Name;
+use tidegate_api::or_default::OrDefault;
 use tidegate_api::routes;
 use tidegate_api::units::Span;
 
 use super::create::stack;
 use super::flash::FlashFlags;
-use super::policy::{OrNone, PolicyFlags, notice_of_group};
+use super::policy::{PolicyFlags, notice_of_group};
 use crate::failure::Failure;
 use crate::session::Session;
 use crate::{complete, job};
@@ -23,7 +24,7 @@ use crate::{complete, job};
 #[derive(Debug, Args)]
 #[command(
     group = ArgGroup::new("changes").required(true).multiple(true).args([
-        "filters", "no_filters", "cache", "cache_mode", "cache_min", "cache_max", "single_device_ok", "no_single_device_ok", "read_only", "read_write", "serial", "queues", "seg_max", "member_timeout", "on_loss", "io_class", "io_weight", "coalesce",
+        "filters", "no_filters", "cache", "cache_mode", "cache_min", "cache_max", "single_device_ok", "no_single_device_ok", "read_only", "read_write", "serial", "queues", "seg_max", "member_timeout", "on_loss", "io_class", "io_weight", "coalesce", "vcpus",
         "shares", "reservation", "limit", "burst_iops", "burst_seconds", "limit_bandwidth", "latency_target", "group",
     ]),
     after_help = "\
@@ -35,6 +36,7 @@ Examples:
   tidegate disk set db1 --group shop --latency-target 5ms
   tidegate disk set db1 --member-timeout 30s --on-loss wait
   tidegate disk set db1 --io-class latency --io-weight 20 --coalesce off
+  tidegate disk set db1 --io-weight default --coalesce default --vcpus 4
   tidegate disk set iso1 --read-only
   tidegate disk set db1 --cache nvme0 --cache-max 20G
   tidegate disk set db1 --cache-mode write-back
@@ -79,9 +81,9 @@ pub(crate) struct Set {
     #[arg(long, value_name = "N")]
     seg_max: Option<u16>,
 
-    /// How long a member of a mirror may leave I/O unanswered before the mirror goes on without it, 1s to 1h; none: 10s
+    /// How long a member of a mirror may leave I/O unanswered before the mirror goes on without it, 1s to 1h, or default: 10s
     #[arg(long, value_name = "TIME")]
-    member_timeout: Option<OrNone<Span>>,
+    member_timeout: Option<OrDefault<Span>>,
 
     /// What a mirror does with guests' I/O after it has lost every member that has all bytes: fail or wait
     #[arg(long, value_name = "WHAT", add = complete::losses())]
@@ -91,14 +93,21 @@ pub(crate) struct Set {
     #[arg(long, value_name = "CLASS", add = complete::io_classes())]
     io_class: Option<IoClass>,
 
-    /// Its weight among the disks of its I/O thread, 1 to 100; none: 10
+    /// Its weight among the disks of its I/O thread, 1 to 100, or default: 10
     #[arg(long, value_name = "WEIGHT")]
-    io_weight: Option<OrNone<u32>>,
+    io_weight: Option<OrDefault<u32>>,
 
-    /// How its completions are coalesced: off, static:COMPLETIONS,TIME such as static:16,64us, or adaptive; none: as in
+    /// How its completions are coalesced: off, static:COMPLETIONS,TIME such as static:16,64us, adaptive, or default: as in
     /// tidegate.toml
     #[arg(long, value_name = "HOW", add = complete::coalescing())]
-    coalesce: Option<OrNone<Coalesce>>,
+    coalesce: Option<OrDefault<Coalesce>>,
+
+    /// The vCPUs of the virtual machine that uses it, 1 to 4096, or default: they are counted
+    ///
+    /// They are counted by the names of the front end's threads. Dense mode takes a virtual machine whose vCPUs are neither
+    /// declared nor counted to have one.
+    #[arg(long, value_name = "N")]
+    vcpus: Option<OrDefault<u32>>,
 
     #[command(flatten)]
     policy: PolicyFlags,
@@ -144,11 +153,12 @@ impl Set {
             filters: stack(self.filters, self.no_filters),
             member_timeout_ms: self
                 .member_timeout
-                .map(|OrNone(time)| time.map(|Span(nanos)| nanos.div_ceil(1_000_000))),
+                .map(|time| time.map(|Span(nanos)| nanos.div_ceil(1_000_000))),
             on_loss: self.on_loss,
             io_class: self.io_class,
-            io_weight: self.io_weight.map(|OrNone(weight)| weight),
-            coalesce: self.coalesce.map(|OrNone(coalesce)| coalesce),
+            io_weight: self.io_weight,
+            coalesce: self.coalesce,
+            vcpus: self.vcpus,
             unpromised: self.policy.unpromised(),
             policy: self.policy.changes(),
         };
@@ -210,9 +220,6 @@ mod tests {
                 r#"{"policy":{"latency_target_us":null}}"#,
             ),
             ("--group", r#"{"policy":{"group":null}}"#),
-            ("--member-timeout", r#"{"member_timeout_ms":null}"#),
-            ("--io-weight", r#"{"io_weight":null}"#),
-            ("--coalesce", r#"{"coalesce":null}"#),
         ] {
             assert_eq!(sent(&[flag, "none"]), json);
         }
@@ -220,6 +227,21 @@ mod tests {
             sent(&["--reservation", "5iops", "--best-effort"]),
             r#"{"policy":{"reservation_iops":5},"unpromised":"best-effort"}"#
         );
+    }
+
+    #[test]
+    fn one_word_brings_a_default_back() {
+        for (flag, json) in [
+            ("--member-timeout", r#"{"member_timeout_ms":"default"}"#),
+            ("--io-weight", r#"{"io_weight":"default"}"#),
+            ("--coalesce", r#"{"coalesce":"default"}"#),
+            ("--vcpus", r#"{"vcpus":"default"}"#),
+        ] {
+            assert_eq!(sent(&[flag, "default"]), json);
+            let none = Line::try_parse_from(["set", "web1", flag, "none"]);
+            assert_eq!(none.err().unwrap().exit_code(), 2, "{flag}");
+        }
+        assert_eq!(sent(&["--vcpus", "4"]), r#"{"vcpus":4}"#);
     }
 
     #[test]

@@ -59,10 +59,18 @@ fn the_tree_is_read_and_written_by_commands() {
         "{shown:#}"
     );
     assert_eq!(daemon.run(&["get", "/device/db1/weight"]), "25\n");
-    let refused = daemon.attempt(&["set", "/device/db1/thread", "77", "-o", "json"]);
-    assert_eq!(refused.status.code(), Some(1));
-    let problem: Value = serde_json::from_slice(&refused.stderr).expect("-o json is JSON");
-    assert_eq!(problem["problem"]["errno"], "ENOENT", "{problem:#}");
+    daemon.run(&["set", "/device/db1/vcpus", "6"]);
+    assert_eq!(daemon.json(&["disk", "show", "db1"])["vcpus"], 6);
+    for (path, value, errno) in [
+        ("/device/db1/thread", "77", "ENOENT"),
+        ("/", "1", "EISDIR"),
+        ("/thread", "1", "EISDIR"),
+    ] {
+        let refused = daemon.attempt(&["set", path, value, "-o", "json"]);
+        assert_eq!(refused.status.code(), Some(1), "{path}");
+        let problem: Value = serde_json::from_slice(&refused.stderr).expect("-o json is JSON");
+        assert_eq!(problem["problem"]["errno"], errno, "{problem:#}");
+    }
     assert!(daemon.stop("TERM").success());
 }
 
@@ -360,6 +368,10 @@ fn a_mounted_tree_behaves_like_sysfs_and_unmounts_when_it_is_interrupted() {
     let names: Vec<_> = listed.map(|it| it.expect("an entry").file_name()).collect();
     assert!(names.iter().any(|name| name == "db1"), "{names:?}");
     assert!(fs::write(mounted.dir.join("new"), "1").is_err());
+    let over = daemon.attempt(&["mount", &mounted.dir.display().to_string()]);
+    let said = String::from_utf8_lossy(&over.stderr).into_owned();
+    assert!(!over.status.success(), "{said}");
+    assert!(said.contains("mounted there already"), "{said}");
     assert!(mounted.service.stop("TERM").success());
     assert!(!mounted.is_there());
     assert!(daemon.stop("TERM").success());

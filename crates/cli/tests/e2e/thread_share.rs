@@ -15,10 +15,10 @@ use crate::support::place::Place;
 const DEPTH: u16 = 32;
 const REQUESTS: u64 = 3_200;
 
-fn settings(daemon: &Daemon, disk: &str) -> (Value, Value, Value) {
+fn settings(daemon: &Daemon, disk: &str) -> Value {
     let shown = daemon.json(&["disk", "show", disk]);
     let of = |key: &str| shown[key].clone();
-    (of("io_class"), of("io_weight"), of("coalesce"))
+    json!([of("io_class"), of("io_weight"), of("coalesce"), of("vcpus")])
 }
 
 /// Reads with all requests in flight at once, and returns the calls for each completion.
@@ -40,10 +40,10 @@ fn a_disks_class_weight_and_coalescing_are_shown_stored_and_taken_away() {
     let mut daemon = Daemon::start_with(&place, "root", &["--threads", "1"]);
     daemon.run(&["datastore", "add", "ram", "--kind", "memory"]);
     let create = ["disk", "create", "a", "-d", "local", "--size", "8M"];
-    let said = ["--io-class", "latency", "--io-weight", "20"];
+    let said = ["--io-class", "latency", "--io-weight", "20", "--vcpus", "6"];
     let coalesce = ["--coalesce", "static:16,64us", "--attach"];
     daemon.run(&[&create[..], &said, &coalesce].concat());
-    let set = (json!("latency"), json!(20), json!("static:16,64us"));
+    let set = json!(["latency", 20, "static:16,64us", 6]);
     assert_eq!(settings(&daemon, "a"), set);
     let table = daemon.run(&["disk", "show", "a"]);
     for word in ["latency", "static:16,64us"] {
@@ -53,12 +53,13 @@ fn a_disks_class_weight_and_coalescing_are_shown_stored_and_taken_away() {
     assert_eq!(settings(&daemon, "a"), set);
 
     // In use, and without a new connection.
-    let change = ["--io-class", "normal", "--io-weight", "none"];
+    let change = ["--io-class", "normal", "--io-weight", "default"];
     daemon.run(&[&["disk", "set", "a", "--coalesce", "off"][..], &change].concat());
-    let off = (json!("normal"), json!(10), json!("off"));
+    let off = json!(["normal", 10, "off", 6]);
     assert_eq!(settings(&daemon, "a"), off);
-    daemon.run(&["disk", "set", "a", "--coalesce", "none"]);
-    let default = (json!("normal"), json!(10), Value::Null);
+    let defaults = ["--coalesce", "default", "--vcpus", "default"];
+    daemon.run(&[&["disk", "set", "a"][..], &defaults].concat());
+    let default = json!(["normal", 10, "default", "default"]);
     assert_eq!(settings(&daemon, "a"), default);
     let found = place.join("root");
     let mut descriptors = Vec::new();
@@ -68,7 +69,7 @@ fn a_disks_class_weight_and_coalescing_are_shown_stored_and_taken_away() {
         .map(|path| fs::read_to_string(path).expect("a descriptor"));
     let text: Vec<_> = text.filter(|text| text.contains("8MiB")).collect();
     assert_eq!(text.len(), 1);
-    for key in ["io_class", "io_weight", "coalesce"] {
+    for key in ["io_class", "io_weight", "coalesce", "vcpus"] {
         assert!(
             !text[0].contains(key),
             "a default is not written: {}",
@@ -82,6 +83,9 @@ fn a_disks_class_weight_and_coalescing_are_shown_stored_and_taken_away() {
         ["--coalesce", "static:0,8us"],
         ["--coalesce", "static:16,10001us"],
         ["--io-class", "first"],
+        ["--vcpus", "0"],
+        ["--vcpus", "4097"],
+        ["--coalesce", "none"],
     ] {
         let output = daemon.attempt(&[&["disk", "set", "a"][..], &wrong].concat());
         assert!(!output.status.success(), "{wrong:?}");
@@ -133,7 +137,7 @@ fn coalescing_changes_while_a_guest_is_connected_and_the_configuration_sets_the_
     daemon.run(&["disk", "set", "b", "--coalesce", "static:8,10000us"]);
     let eight = calls_per_completion(&mut driver);
     assert!(eight <= 1.5 / 8.0, "{eight}");
-    daemon.run(&["disk", "set", "b", "--coalesce", "none"]);
+    daemon.run(&["disk", "set", "b", "--coalesce", "default"]);
     let again = calls_per_completion(&mut driver);
     assert!(again <= 1.5 / f64::from(DEPTH), "{again}");
 }

@@ -3,17 +3,24 @@
 //! `tidegate-core` decides ([`tidegate_core::dense`]). No I/O thread takes part in a sample, and none wakes up unless the
 //! mode changes.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tidegate_api::dense::{DenseCondition, DenseConditions, DenseMode, DenseStatus};
 use tidegate_api::events::Happening;
 use tidegate_core::dense::{Condition, Conditions, Dense, Mode, Sample};
+use tidegate_core::request::DiskId;
+use tidegate_engine::counters::Statistics;
 use tidegate_engine::guests;
 
 use crate::clock;
 use crate::config::plan::DensePlan;
 use crate::host::Host;
 use crate::os_error::Outcome;
+
+/// The time after which I/O threads that could not be told of the mode are told again.
+pub(crate) const TELL_AGAIN: Duration = Duration::from_secs(1);
 
 /// See the module.
 pub(crate) struct DenseWatch {
@@ -23,6 +30,8 @@ pub(crate) struct DenseWatch {
 
 struct State {
     dense: Dense,
+    /// What all I/O threads know; none if some may know something else.
+    known: Option<bool>,
     /// At the last sample.
     cpu: CpuTimes,
 }
@@ -43,6 +52,7 @@ impl DenseWatch {
         DenseWatch {
             state: Mutex::new(State {
                 dense: Dense::new(core_mode(plan.mode), plan.margin, clock::now()),
+                known: Some(false),
                 cpu: CpuTimes::read(),
             }),
             hold_last: plan.hold_last,
@@ -73,18 +83,23 @@ impl DenseWatch {
         self.state().dense.is_on()
     }
 
-    /// Takes a sample, and tells the I/O threads of a change. Returns the change.
-    pub(crate) fn sample(&self, host: &Host) -> Option<Happening> {
+    /// Takes a sample. Returns the change, which the I/O threads are still to be [told](DenseWatch::tell) of.
+    ///
+    /// `declared`: the vCPUs of virtual machines that use these disks.
+    pub(crate) fn sample(
+        &self,
+        host: &Host,
+        declared: &BTreeMap<DiskId, u32>,
+    ) -> Option<Happening> {
         let mut state = self.state();
         let cpu = CpuTimes::read();
         let sample = Sample {
             cpus: cpu.cpus,
             utilisation: cpu.utilisation_since(state.cpu),
-            ..count_guests(host)
+            ..count_guests(host, declared)
         };
         state.cpu = cpu;
         let change = state.dense.sample(clock::now(), &sample)?;
-        self.tell(host, change.on);
         Some(Happening::DenseMode {
             on: change.on,
             conditions: change.why.map(conditions),
@@ -100,19 +115,40 @@ impl DenseWatch {
         };
         if let Err(problem) = host.set_dense(change.on, self.hold_last) {
             state.dense = before;
+            // Those that were told of the change are told that there is none.
+            state.known = None;
             return Err(problem);
         }
+        state.known = Some(change.on);
         Ok(Some(Happening::DenseMode {
             on: change.on,
             conditions: change.why.map(conditions),
         }))
     }
 
-    /// Tells the I/O threads whether it is on.
-    pub(crate) fn tell(&self, host: &Host, on: bool) {
-        if let Err(problem) = host.set_dense(on, self.hold_last) {
-            // The daemon is stopping, or a thread does not take commands.
-            tracing::warn!(on, %problem, "I/O threads could not be told of dense mode");
+    /// Tells the I/O threads whether it is on, unless all know. Returns whether all know now: if not, they must be told again.
+    pub(crate) fn tell(&self, host: &Host) -> bool {
+        self.tell_by(|on| host.set_dense(on, self.hold_last))
+    }
+
+    fn tell_by(&self, tell: impl FnOnce(bool) -> Outcome<()>) -> bool {
+        let mut state = self.state();
+        let on = state.dense.is_on();
+        if state.known == Some(on) {
+            return true;
+        }
+        match tell(on) {
+            Ok(()) => {
+                state.known = Some(on);
+                true
+            }
+            Err(problem) => {
+                // The daemon is stopping, or a thread does not take commands.
+                if state.known.take().is_some() {
+                    tracing::warn!(on, %problem, "I/O threads could not be told of dense mode; they are told again");
+                }
+                false
+            }
         }
     }
 }
@@ -127,13 +163,35 @@ fn core_mode(mode: DenseMode) -> Mode {
 }
 
 /// Counts the virtual machines and their vCPUs.
-fn count_guests(host: &Host) -> Sample {
+fn count_guests(host: &Host, declared: &BTreeMap<DiskId, u32>) -> Sample {
     let Ok(statistics) = host.statistics() else {
         return Sample::default();
     };
-    let is_guest = |process| guests::count_vcpus(process).is_some();
-    let processes = statistics.guest_processes(is_guest);
-    let counts: Vec<Option<u32>> = processes.into_iter().map(guests::count_vcpus).collect();
+    count_vcpus(&statistics, declared)
+}
+
+/// An NBD client is a virtual machine if its vCPUs are declared or counted.
+fn count_vcpus(statistics: &Statistics, declared: &BTreeMap<DiskId, u32>) -> Sample {
+    let vcpus = |process, disks: &BTreeSet<DiskId>| {
+        vcpus_of(disks, declared, || guests::count_vcpus(process))
+    };
+    let guests = statistics.guests(|process, disks| vcpus(process, disks).is_some());
+    let counts = guests.iter().map(|(process, disks)| vcpus(*process, disks));
+    sum(&counts.collect::<Vec<_>>())
+}
+
+/// The vCPUs of a virtual machine: the most that one of its disks declares, or else as many as are counted.
+fn vcpus_of(
+    disks: &BTreeSet<DiskId>,
+    declared: &BTreeMap<DiskId, u32>,
+    count: impl FnOnce() -> Option<u32>,
+) -> Option<u32> {
+    let declared = disks.iter().filter_map(|disk| declared.get(disk)).max();
+    declared.copied().or_else(count)
+}
+
+/// The virtual machines with these vCPUs. One of which nothing is known has one.
+fn sum(counts: &[Option<u32>]) -> Sample {
     let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     Sample {
         vms: number(counts.len()),
@@ -197,6 +255,7 @@ impl CpuTimes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::os_error;
 
     const STAT: &str = "cpu  100 5 50 800 40 3 2 0 77 0\ncpu0 50 5 25 400 20 3 2 0 30 0\ncpu1 50 0 25 400 20 0 0 0 47 0\n\
                         intr 1234\nctxt 99\n";
@@ -215,6 +274,62 @@ mod tests {
             CpuTimes::parse("nonsense\ncpu\ncpu x y"),
             CpuTimes::default()
         );
+    }
+
+    #[test]
+    fn declared_vcpus_count_before_those_that_are_counted_and_else_there_is_one() {
+        let disks = |ids: &[u32]| ids.iter().map(|id| DiskId(*id)).collect();
+        let declared = BTreeMap::from([(DiskId(1), 6), (DiskId(2), 4)]);
+        let of = |ids: &[u32], counted| vcpus_of(&disks(ids), &declared, || counted);
+        let counts = [
+            of(&[1, 2, 3], Some(9)),
+            of(&[2], None),
+            of(&[3], Some(9)),
+            of(&[3], None),
+        ];
+        assert_eq!(counts, [Some(6), Some(4), Some(9), None]);
+        let sample = sum(&counts);
+        assert_eq!((sample.vms, sample.vcpus, sample.assumed), (4, 20, 1));
+    }
+
+    fn watch(mode: DenseMode) -> DenseWatch {
+        DenseWatch::new(&DensePlan {
+            mode,
+            margin: 0,
+            hold_last: false,
+        })
+    }
+
+    #[test]
+    fn threads_that_could_not_be_told_are_told_again_until_all_know() {
+        let watch = watch(DenseMode::On);
+        let mut told = Vec::new();
+        for refused in [true, true, false, false] {
+            let all_know = watch.tell_by(|on| {
+                told.push(on);
+                match refused {
+                    true => Err(os_error::invalid("a thread takes no commands")),
+                    false => Ok(()),
+                }
+            });
+            assert_eq!(all_know, !refused);
+        }
+        // Once all know, nobody is told again.
+        assert_eq!(told, [true, true, true]);
+    }
+
+    #[test]
+    fn threads_of_a_host_that_is_not_dense_need_not_be_told() {
+        let watch = watch(DenseMode::Auto);
+        assert!(watch.tell_by(|_| panic!("nothing has changed")));
+        // After a refused change some may know something else.
+        watch.state().known = None;
+        let mut told = Vec::new();
+        assert!(watch.tell_by(|on| {
+            told.push(on);
+            Ok(())
+        }));
+        assert_eq!(told, [false]);
     }
 
     #[test]

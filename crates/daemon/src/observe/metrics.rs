@@ -282,18 +282,10 @@ fn curves(page: &mut Page, moment: &Counters) {
 }
 
 fn threads(page: &mut Page, moment: &Counters) {
-    let mut each = |family: &Family, value: fn(&crate::observe::sample::ThreadMoment) -> f64| {
-        let mut page = page.family(family);
-        for thread in &moment.threads {
-            page.value(&[("thread", &thread.thread)], value(thread));
-        }
-    };
-    each(&THREAD_BUSY, |t| float(t.busy_ns) / 1e9);
-    each(&THREAD_POLLING, |t| float(t.polling_ns) / 1e9);
-    each(&THREAD_AGE, |t| float(t.age_ns) / 1e9);
-    each(&THREAD_TURNS, |t| float(t.turns));
-    each(&THREAD_WAKEUPS, |t| float(t.wakes));
-    each(&THREAD_STRAYS, |t| float(t.strays));
+    let mut strays = page.family(&THREAD_STRAYS);
+    for thread in &moment.threads {
+        strays.value(&[("thread", &thread.thread)], thread.strays);
+    }
 }
 
 fn policy(page: &mut Page, facts: &Facts) {
@@ -660,8 +652,15 @@ mod tests {
     }
 
     fn io_threads() -> IoThreads {
+        // As nanoseconds they have a digit at each place.
+        let (busy, spinning) = (Span::from_nanos(500_000_001), Span::from_nanos(70));
+        let sleeping = Span::from_nanos(98_765_432_101_234);
         let thread = ThreadActivity {
-            sleeping: Span::from_millis(1500),
+            age: busy + spinning + sleeping,
+            busy,
+            spinning,
+            sleeping,
+            turns: 7,
             run_delay: Span::from_millis(20),
             requests: 9,
             wakes: Wakes {
@@ -816,7 +815,9 @@ mod tests {
     fn what_io_threads_did_is_on_the_page() {
         let page = page(&facts(), 0);
         for line in [
-            "tidegate_iothread_sleeping_seconds_total{thread=\"0\"} 1.5",
+            "tidegate_iothread_busy_seconds_total{thread=\"0\"} 0.500000001",
+            "tidegate_iothread_turns_total{thread=\"0\"} 7",
+            "tidegate_iothread_wakeups_total{thread=\"0\"} 3",
             "tidegate_iothread_stolen_seconds_total{thread=\"0\"} 0.02",
             "tidegate_iothread_requests_total{thread=\"0\"} 9",
             "tidegate_iothread_wakeup_causes_total{thread=\"0\",cause=\"kick\"} 3",
@@ -831,6 +832,32 @@ mod tests {
         ] {
             assert!(page.lines().any(|told| told == line), "{line}\n{page}");
         }
+    }
+
+    /// Seconds as they are written, in nanoseconds.
+    fn nanoseconds(text: &str) -> u64 {
+        let (whole, part) = text.split_once('.').unwrap_or((text, ""));
+        assert!(part.len() <= 9, "{text} is not exact");
+        format!("{whole}{part:0<9}").parse().unwrap()
+    }
+
+    #[test]
+    fn the_times_of_an_io_thread_are_of_one_reading_and_add_up_to_its_age() {
+        let facts = facts();
+        // What the report of the thread itself says is of another moment.
+        assert_ne!(
+            facts.moment.threads[0].age_ns,
+            facts.io_threads.threads[0].age.as_nanos()
+        );
+        let page = page(&facts, 0);
+        let value = |time: &str| {
+            let begin = format!("tidegate_iothread_{time}seconds_total{{thread=\"0\"}} ");
+            let mut lines = page.lines();
+            nanoseconds(lines.find_map(|line| line.strip_prefix(&begin)).unwrap())
+        };
+        let sum = value("busy_") + value("polling_") + value("sleeping_");
+        assert_eq!(sum, value(""));
+        assert_eq!(sum, 500_000_001 + 70 + 98_765_432_101_234);
     }
 
     #[test]
@@ -864,10 +891,6 @@ mod tests {
             let kind = format!("# TYPE {} {}\n", family.name, family.kind.word());
             assert_eq!(page.matches(&kind).count(), 1, "{}", family.name);
         }
-        assert!(
-            page.contains("tidegate_iothread_busy_seconds_total{thread=\"0\"} 0.5\n"),
-            "{page}"
-        );
         assert!(
             page.contains(
                 "tidegate_datastore_free_bytes{datastore=\"local\",kind=\"null\"} 4096\n"

@@ -32,7 +32,7 @@ use crate::disks::attached::{self, Attached};
 use crate::disks::notices::Notice;
 use crate::host;
 use crate::listen::tls::expiry;
-use crate::observe::dense::DenseWatch;
+use crate::observe::dense::{DenseWatch, TELL_AGAIN};
 use crate::observe::events::{self, Journal};
 use crate::observe::explain::timeline::{Beat, Level, Timeline, Used, Worked};
 use crate::observe::explain::{self, About, Facts, Terms};
@@ -236,20 +236,32 @@ pub(crate) async fn listen_to_layouts(monitor: Arc<Monitor>) {
 
 /// Decides on dense mode once a minute.
 pub(crate) async fn watch_dense(monitor: Arc<Monitor>) {
-    if monitor.dense().is_on() {
-        let host = monitor.services().disk_service.host();
-        monitor.dense().tell(host, true);
-    }
     let every = Duration::from_nanos(INTERVAL.as_nanos());
     let mut moments = tokio::time::interval(every);
     moments.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     moments.tick().await;
     loop {
-        moments.tick().await;
+        let here = Arc::clone(&monitor);
+        let told =
+            os_error::blocking(move || Ok(here.dense().tell(here.services().disk_service.host())));
+        let is_moment = match told.await {
+            Ok(true) => {
+                moments.tick().await;
+                true
+            }
+            Ok(false) | Err(_) => tokio::select! {
+                _ = moments.tick() => true,
+                () = tokio::time::sleep(TELL_AGAIN) => false,
+            },
+        };
+        if !is_moment {
+            continue;
+        }
         let here = Arc::clone(&monitor);
         let sampled = os_error::blocking(move || {
-            let host = here.services().disk_service.host();
-            if let Some(happening) = here.dense().sample(host) {
+            let disk_service = &here.services().disk_service;
+            let declared = disk_service.declared_vcpus();
+            if let Some(happening) = here.dense().sample(disk_service.host(), &declared) {
                 here.journal().add(None, now_ms(), happening);
             }
             Ok(())

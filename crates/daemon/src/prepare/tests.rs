@@ -228,7 +228,7 @@ fn what_is_said_at_the_start_comes_before_the_configuration() {
     );
     let said = read(ServeOptions {
         api_socket: Some("/run/said.sock".into()),
-        threads: Some(3),
+        threads: Some(Threads::Count(3)),
         ..ServeOptions::default()
     });
     assert_eq!(

@@ -29,8 +29,8 @@ const INTERVALS_MS: std::ops::RangeInclusive<u64> = 100..=60_000;
 /// The routes of the control tree. A wildcard matches no empty path, so the root has routes of its own.
 pub(super) fn routes() -> Routes {
     Routes::default()
-        .route("/v1/tree", routing::get(root))
-        .route("/v1/tree/", routing::get(root))
+        .route("/v1/tree", routing::get(root).put(write_root))
+        .route("/v1/tree/", routing::get(root).put(write_root))
         .routes(routes!(node, write))
 }
 
@@ -45,6 +45,11 @@ type Asked = Result<Query<Watch>, QueryRejection>;
 
 async fn root(state: Shared, watch: Asked) -> Result<Response, Failure> {
     answer(state, String::from("/"), watch).await
+}
+
+/// The root is a directory: the tree says so, as of any other one.
+async fn write_root(state: Shared, body: Body<TreeSet>) -> Answer<TreeChange> {
+    write(state, Path(String::from("/")), body).await
 }
 
 /// A node of the control tree

@@ -1,15 +1,16 @@
 //! The daemon as the control tree sees it: what its files show, and the commands behind those that are written.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fmt;
 
 use tidegate_api::dense::{DenseMode, DenseStatus};
 use tidegate_api::disk::{ClientKind, DiskSet};
 use tidegate_api::io::{Coalesce, IO_WEIGHT, IoClass};
 use tidegate_api::name::Name;
+use tidegate_api::or_default::OrDefault;
 use tidegate_api::thread::{DiskThread, Thread};
 use tidegate_engine::counters::QueueActivity;
-use tidegate_engine::guests::count_vcpus;
+use tidegate_engine::guests::{GuestActivity, read_guest};
 use tidegate_engine::monitor::{Settings, Status};
 
 use crate::clock;
@@ -49,10 +50,12 @@ pub(crate) trait Controlled {
     fn move_device(&self, name: &Name, thread: u32) -> Outcome<DiskThread>;
     /// Changes a disk's settings.
     fn set_device(&self, name: &Name, order: &DiskSet) -> Outcome<()>;
-    /// What the queues of a disk have done, and last its NBD connections together.
+    /// What the queues of a disk have done, and last its NBD connections together. It reads no other disk.
     fn queues(&self, name: &Name) -> Outcome<Vec<(Queue, QueueActivity)>>;
-    /// The virtual machines that are connected, by process.
-    fn machines(&self) -> Vec<Machine>;
+    /// The processes of the virtual machines that are connected.
+    fn machines(&self) -> Vec<u32>;
+    /// One of them; none if it uses no disk.
+    fn machine(&self, pid: u32) -> Option<Machine>;
 }
 
 /// The device of an attached disk.
@@ -71,8 +74,10 @@ pub(crate) struct Device {
     pub(crate) weight: u32,
     /// Its class there.
     pub(crate) class: IoClass,
-    /// How its completions are coalesced; `None`: as the configuration says.
-    pub(crate) coalesce: Option<Coalesce>,
+    /// How its completions are coalesced.
+    pub(crate) coalesce: OrDefault<Coalesce>,
+    /// The vCPUs that are declared for the virtual machine that uses it.
+    pub(crate) vcpus: OrDefault<u32>,
 }
 
 /// A queue of a device.
@@ -107,8 +112,10 @@ impl fmt::Display for Queue {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Machine {
     pub(crate) pid: u32,
-    /// Its vCPUs, if its front end names their threads.
-    pub(crate) vcpus: Option<u32>,
+    /// Its vCPUs, if one of its disks declares them.
+    pub(crate) declared: Option<u32>,
+    /// Its vCPUs and their times, if its front end names their threads.
+    pub(crate) counted: Option<GuestActivity>,
     /// The disks that it uses, in the order of their names.
     pub(crate) devices: Vec<Name>,
 }
@@ -190,7 +197,8 @@ impl Controlled for Daemon {
             owners,
             weight: of.and_then(|it| it.io_weight).unwrap_or(IO_WEIGHT),
             class: of.map(|it| it.io_class).unwrap_or_default(),
-            coalesce: of.and_then(|it| it.coalesce),
+            coalesce: of.and_then(|it| it.coalesce).into(),
+            vcpus: of.and_then(|it| it.vcpus).into(),
         })
     }
 
@@ -206,37 +214,40 @@ impl Controlled for Daemon {
 
     fn queues(&self, name: &Name) -> Outcome<Vec<(Queue, QueueActivity)>> {
         let key = self.services.disk_service.must_be_attached(name)?.key();
-        let all = self
-            .services
-            .disk_service
-            .host()
-            .statistics()?
-            .disks()
-            .into_iter();
+        let statistics = self.services.disk_service.host().statistics()?;
         // A disk that is being detached has none.
-        let of = all.filter(|it| it.disk == key).flat_map(|it| {
+        let of = statistics.disk(key).into_iter().flat_map(|it| {
             let rings = (0..).map(Queue::Ring).zip(it.queues);
             rings.chain([(Queue::Connections, it.connections)])
         });
         Ok(of.collect())
     }
 
-    fn machines(&self) -> Vec<Machine> {
-        let mut machines: BTreeMap<u32, Vec<Name>> = BTreeMap::new();
-        for name in self.devices() {
+    fn machines(&self) -> Vec<u32> {
+        let names = self.devices().into_iter();
+        // A disk that was detached meanwhile is left out.
+        let owners = names.filter_map(|name| Some(self.device(&name).ok()?.owners));
+        let pids: BTreeSet<u32> = owners.flatten().collect();
+        pids.into_iter().collect()
+    }
+
+    fn machine(&self, pid: u32) -> Option<Machine> {
+        let mut devices = self.devices();
+        let mut declared = None;
+        devices.retain(|name| {
             // A disk that was detached meanwhile is left out.
-            let owners = self.device(&name).map(|device| device.owners);
-            for pid in owners.unwrap_or_default() {
-                machines.entry(pid).or_default().push(name.clone());
-            }
-        }
-        let all = machines.into_iter();
-        let machine = |(pid, devices)| Machine {
+            let device = self.device(name).ok();
+            let of_it = device.filter(|device| device.owners.contains(&pid));
+            let vcpus = of_it.as_ref().and_then(|device| device.vcpus.value());
+            declared = declared.max(vcpus);
+            of_it.is_some()
+        });
+        (!devices.is_empty()).then(|| Machine {
             pid,
-            vcpus: count_vcpus(pid),
+            declared,
+            counted: read_guest(pid),
             devices,
-        };
-        all.map(machine).collect()
+        })
     }
 }
 

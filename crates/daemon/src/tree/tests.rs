@@ -1,15 +1,17 @@
 //! The control tree on a daemon that is played: its files, its refusals, and random paths and values.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 use tidegate_api::dense::{DenseCondition, DenseConditions, DenseMode, DenseStatus};
 use tidegate_api::disk::DiskSet;
 use tidegate_api::io::{Coalesce, IoClass};
+use tidegate_api::or_default::OrDefault;
 use tidegate_api::thread::{DiskThread, ThreadState};
 use tidegate_core::monitor::{Kind, Limits};
 use tidegate_core::units::Span;
 use tidegate_engine::counters::{DelayHistogram, QueueActivity};
+use tidegate_engine::guests::GuestActivity;
 use tidegate_engine::monitor::{Settings, Status};
 
 use super::controlled::Device;
@@ -18,16 +20,28 @@ use crate::os_error;
 
 /// A daemon with three I/O threads and two disks, and the rules of the engine.
 #[derive(Debug)]
-struct Played(RefCell<State>);
+struct Played {
+    state: RefCell<State>,
+    /// How often the queues of a disk were read.
+    reads: Cell<usize>,
+}
 
 #[derive(Clone, Debug, PartialEq)]
 struct State {
     threads: Vec<ThreadState>,
     default: Option<u32>,
     disks: BTreeMap<Name, u32>,
-    settings: BTreeMap<Name, (u32, IoClass, Option<Coalesce>)>,
+    settings: BTreeMap<Name, DeviceSettings>,
     dense: DenseMode,
     monitor: Settings,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct DeviceSettings {
+    weight: u32,
+    class: IoClass,
+    coalesce: OrDefault<Coalesce>,
+    vcpus: OrDefault<u32>,
 }
 
 fn name(text: &str) -> Name {
@@ -40,7 +54,7 @@ fn busy<T>(why: &str) -> Outcome<T> {
 
 impl Played {
     fn new() -> Played {
-        Played(RefCell::new(State {
+        let state = State {
             threads: vec![
                 ThreadState::Active,
                 ThreadState::Active,
@@ -54,16 +68,20 @@ impl Played {
                 limits: Limits { min: 1, max: 3 },
             },
             disks: BTreeMap::from([(name("db1"), 0), (name("N"), 1)]),
-        }))
+        };
+        Played {
+            state: RefCell::new(state),
+            reads: Cell::new(0),
+        }
     }
 
     fn state(&self) -> State {
-        self.0.borrow().clone()
+        self.state.borrow().clone()
     }
 
     /// Changes the state of a thread from one of `from`.
     fn turn(&self, thread: u32, from: &[ThreadState], to: ThreadState) -> Outcome<()> {
-        let mut state = self.0.borrow_mut();
+        let mut state = self.state.borrow_mut();
         let state = &mut state.threads[thread as usize];
         match from.contains(state) {
             true => *state = to,
@@ -72,9 +90,14 @@ impl Played {
         Ok(())
     }
 
-    fn settings(&self, name: &Name) -> (u32, IoClass, Option<Coalesce>) {
+    fn settings(&self, name: &Name) -> DeviceSettings {
         let settings = self.state().settings.get(name).copied();
-        settings.unwrap_or((10, IoClass::Normal, None))
+        settings.unwrap_or(DeviceSettings {
+            weight: 10,
+            class: IoClass::Normal,
+            coalesce: OrDefault::Default,
+            vcpus: OrDefault::Default,
+        })
     }
 
     fn must_be_a_thread(&self, thread: u32) -> Outcome<()> {
@@ -88,7 +111,7 @@ impl Controlled for Played {
     }
 
     fn threads(&self) -> Outcome<Vec<Thread>> {
-        let state = self.0.borrow();
+        let state = self.state.borrow();
         let thread = |(thread, of): (u32, &ThreadState)| Thread {
             thread,
             state: *of,
@@ -120,7 +143,7 @@ impl Controlled for Played {
     }
 
     fn create_thread(&self) -> Outcome<u32> {
-        let mut state = self.0.borrow_mut();
+        let mut state = self.state.borrow_mut();
         let parked = state
             .threads
             .iter()
@@ -159,7 +182,7 @@ impl Controlled for Played {
                 return busy("it is not active");
             }
         }
-        self.0.borrow_mut().default = thread;
+        self.state.borrow_mut().default = thread;
         Ok(())
     }
 
@@ -182,7 +205,7 @@ impl Controlled for Played {
     }
 
     fn set_dense(&self, mode: DenseMode) -> Outcome<()> {
-        self.0.borrow_mut().dense = mode;
+        self.state.borrow_mut().dense = mode;
         Ok(())
     }
 
@@ -194,7 +217,7 @@ impl Controlled for Played {
     }
 
     fn set_monitor(&self, settings: Settings) -> Outcome<()> {
-        self.0.borrow_mut().monitor = settings;
+        self.state.borrow_mut().monitor = settings;
         Ok(())
     }
 
@@ -211,9 +234,10 @@ impl Controlled for Played {
                 queues: 2,
                 clients: 3,
                 owners: vec![42, 43],
-                weight: self.settings(name).0,
-                class: self.settings(name).1,
-                coalesce: self.settings(name).2,
+                weight: self.settings(name).weight,
+                class: self.settings(name).class,
+                coalesce: self.settings(name).coalesce,
+                vcpus: self.settings(name).vcpus,
             }),
             None => {
                 Err(Problem::new(ProblemCode::NotFound, "it is not attached").remedy("attach it"))
@@ -227,7 +251,7 @@ impl Controlled for Played {
         if self.state().threads[thread as usize] != ThreadState::Active {
             return Err(os_error::invalid("it is not active").remedy("name another"));
         }
-        self.0.borrow_mut().disks.insert(name.clone(), thread);
+        self.state.borrow_mut().disks.insert(name.clone(), thread);
         Ok(DiskThread {
             disk: name.clone(),
             from,
@@ -239,18 +263,24 @@ impl Controlled for Played {
 
     fn set_device(&self, name: &Name, order: &DiskSet) -> Outcome<()> {
         self.device(name)?;
-        let (weight, class, coalesce) = self.settings(name);
-        let settings = (
-            order.io_weight.map_or(weight, |it| it.unwrap_or(10)),
-            order.io_class.unwrap_or(class),
-            order.coalesce.unwrap_or(coalesce),
-        );
-        self.0.borrow_mut().settings.insert(name.clone(), settings);
+        let before = self.settings(name);
+        let weight = |it: OrDefault<u32>| it.value().unwrap_or(10);
+        let settings = DeviceSettings {
+            weight: order.io_weight.map_or(before.weight, weight),
+            class: order.io_class.unwrap_or(before.class),
+            coalesce: order.coalesce.unwrap_or(before.coalesce),
+            vcpus: order.vcpus.unwrap_or(before.vcpus),
+        };
+        self.state
+            .borrow_mut()
+            .settings
+            .insert(name.clone(), settings);
         Ok(())
     }
 
     fn queues(&self, name: &Name) -> Outcome<Vec<(Queue, QueueActivity)>> {
         self.device(name)?;
+        self.reads.set(self.reads.get() + 1);
         let did = |requests| QueueActivity {
             requests,
             answered: requests,
@@ -269,12 +299,24 @@ impl Controlled for Played {
         ])
     }
 
-    fn machines(&self) -> Vec<Machine> {
-        vec![Machine {
-            pid: 42,
-            vcpus: Some(4),
+    fn machines(&self) -> Vec<u32> {
+        vec![42, 43]
+    }
+
+    fn machine(&self, pid: u32) -> Option<Machine> {
+        let counted = GuestActivity {
+            process: 42,
+            vcpus: 4,
+            assumed: false,
+            run: Span::from_micros(8),
+            run_delay: Span::from_micros(2),
+        };
+        [42, 43].contains(&pid).then(|| Machine {
+            pid,
+            declared: self.settings(&name("db1")).vcpus.value(),
+            counted: (pid == 42).then_some(counted),
             devices: vec![name("db1")],
-        }]
+        })
     }
 }
 
@@ -301,6 +343,10 @@ fn a_file_is_one_line_or_a_line_for_each_thing() {
     assert_eq!(text_of(&on, "/device/db1/owner"), "42\n43\n");
     assert_eq!(text_of(&on, "/vm/42/vcpus"), "4\n");
     assert_eq!(text_of(&on, "/vm/42/devices/"), "db1\n");
+    assert_eq!(text_of(&on, "/vm/42/run_ns"), "8000\n");
+    assert_eq!(text_of(&on, "/vm/42/run_delay_ns"), "2000\n");
+    assert_eq!(text_of(&on, "/vm/43/vcpus"), "");
+    assert_eq!(text_of(&on, "/vm/43/run_ns"), "");
     assert_eq!(text_of(&on, "/thread/default"), "auto\n");
     assert_eq!(
         text_of(&on, "/dense/conditions"),
@@ -332,8 +378,22 @@ fn a_directory_lists_its_files_and_the_things_that_are_there() {
     assert_eq!(names_in(&on, "/device"), ["N", "db1"]);
     let queues = ["N.0", "N.1", "N.nbd", "db1.0", "db1.1", "db1.nbd"];
     assert_eq!(names_in(&on, "/queue"), queues);
-    assert_eq!(names_in(&on, "/vm/42"), ["vcpus", "devices"]);
+    let files = ["vcpus", "run_ns", "run_delay_ns", "devices"];
+    assert_eq!(names_in(&on, "/vm/42"), files);
+    assert_eq!(names_in(&on, "/vm"), ["42", "43"]);
     assert_eq!(text_of(&on, "/device/N/thread"), "1\n");
+}
+
+#[test]
+fn a_list_of_queues_reads_each_disk_once_and_a_queue_only_its_own() {
+    let on = Played::new();
+    let disks: Vec<Name> = (0..500).map(|nth| name(&format!("d{nth}"))).collect();
+    let all = disks.iter().map(|disk| (disk.clone(), 0));
+    on.state.borrow_mut().disks = all.collect();
+    assert_eq!(names_in(&on, "/queue").len(), 3 * disks.len());
+    assert_eq!(on.reads.take(), disks.len());
+    assert_eq!(text_of(&on, "/queue/d7.1/requests"), "0\n");
+    assert_eq!(on.reads.take(), 1);
 }
 
 #[test]
@@ -358,7 +418,10 @@ fn every_listed_node_can_be_read_and_has_a_meaning() {
             }
         }
     }
-    assert!(files > NODES.len(), "each thread and disk has its files");
+    assert!(
+        files > nodes().count(),
+        "each thread and disk has its files"
+    );
 }
 
 #[test]
@@ -388,12 +451,18 @@ fn a_write_takes_effect_before_it_is_answered() {
         ("class", "latency"),
         ("coalesce", "static:16,64us"),
         ("coalesce", "default"),
+        ("vcpus", "4096"),
+        ("vcpus", "default"),
+        ("vcpus", "6"),
     ] {
         let path = format!("/device/db1/{file}");
         write(&on, &path, value).unwrap();
         assert_eq!(text_of(&on, &path), format!("{value}\n"));
     }
     assert_eq!(text_of(&on, "/device/N/weight"), "10\n");
+    // What is declared counts.
+    assert_eq!(text_of(&on, "/vm/42/vcpus"), "6\n");
+    assert_eq!(text_of(&on, "/vm/43/vcpus"), "6\n");
     write(&on, "/thread/default", "1").unwrap();
     assert_eq!(text_of(&on, "/thread/default"), "1\n");
     write(&on, "/thread/default", "auto").unwrap();
@@ -436,6 +505,12 @@ fn a_refusal_has_the_name_of_its_system_error_and_what_to_do() {
         ("/device/db1/thread", "2", "EINVAL"),
         ("/device/db1/thread", "4294967296", "EINVAL"),
         ("/device/db1/weight", "101", "EINVAL"),
+        ("/device/db1/weight", "none", "EINVAL"),
+        ("/device/db1/vcpus", "0", "EINVAL"),
+        ("/device/db1/vcpus", "4097", "EINVAL"),
+        ("/device/db1/coalesce", "none", "EINVAL"),
+        ("/", "1", "EISDIR"),
+        ("", "1", "EISDIR"),
         ("/dense/mode", "full", "EINVAL"),
         ("/dense/on", "1", "EACCES"),
         ("/monitor/policy", "best", "EINVAL"),
@@ -513,7 +588,7 @@ impl Random {
         ];
         match self.below(4) {
             0 | 3 => {
-                let all: Vec<&Node> = NODES.iter().collect();
+                let all: Vec<&Node> = nodes().collect();
                 let is_written = |it: &&Node| it.file.access().writes();
                 let written = all.iter().copied().filter(is_written).collect();
                 let from: Vec<&Node> = match self.below(2) {
@@ -605,7 +680,7 @@ fn random_paths_and_values_are_answered_or_refused_by_name_and_a_refusal_changes
 #[test]
 fn the_reference_has_every_file() {
     let text = reference();
-    for node in NODES {
+    for node in nodes() {
         assert!(
             text.contains(&format!("| `{}` |", node.path)),
             "{}",

@@ -16,6 +16,9 @@ pub(crate) struct DiskCounters {
     connections: QueueCounters,
     /// The processes of its clients. No I/O thread uses it.
     clients: Mutex<Vec<Client>>,
+    /// How often it was read.
+    #[cfg(test)]
+    reads: AtomicU64,
 }
 
 /// How a client uses a disk.
@@ -88,6 +91,8 @@ impl DiskCounters {
             queues: (0..queues).map(|_| QueueCounters::default()).collect(),
             connections: QueueCounters::default(),
             clients: Mutex::default(),
+            #[cfg(test)]
+            reads: AtomicU64::new(0),
         }
     }
 
@@ -134,7 +139,15 @@ impl DiskCounters {
         (sum(|queue| &queue.answered), sum(|queue| &queue.calls))
     }
 
+    /// How often it was read.
+    #[cfg(test)]
+    pub(super) fn reads(&self) -> u64 {
+        self.reads.load(Ordering::Relaxed)
+    }
+
     pub(super) fn read(&self, disk: DiskId) -> DiskActivity {
+        #[cfg(test)]
+        self.reads.fetch_add(1, Ordering::Relaxed);
         DiskActivity {
             disk,
             at: os::now(),

@@ -7,6 +7,7 @@ use tidegate_api::datastore::DatastoreSettings;
 use tidegate_api::descriptor::Descriptor;
 use tidegate_api::disk as api;
 use tidegate_api::name::Name;
+use tidegate_api::or_default::OrDefault;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_api::units::Span;
 use tidegate_core::layout::LayoutOrder;
@@ -512,6 +513,7 @@ pub(super) fn describe_new(
         io_class: Some(order.io_class),
         io_weight: Some(order.io_weight),
         coalesce: Some(order.coalesce),
+        vcpus: Some(order.vcpus),
         policy: Some(policy::all_of(&order.policy)),
         unpromised: order.unpromised,
     };
@@ -587,6 +589,7 @@ fn apply(descriptor: &mut Descriptor, order: &api::DiskSet, what: &str) -> Outco
         io_class,
         io_weight,
         coalesce,
+        vcpus,
         policy: changes,
         unpromised: _,
     } = order.clone();
@@ -599,11 +602,12 @@ fn apply(descriptor: &mut Descriptor, order: &api::DiskSet, what: &str) -> Outco
     d.filters = filters.unwrap_or_else(|| d.filters.clone());
     d.on_loss = on_loss.unwrap_or(d.on_loss);
     d.io_class = io_class.unwrap_or(d.io_class);
-    d.io_weight = io_weight.unwrap_or(d.io_weight);
-    d.coalesce = coalesce.unwrap_or(d.coalesce);
+    d.io_weight = io_weight.map_or(d.io_weight, OrDefault::value);
+    d.coalesce = coalesce.map_or(d.coalesce, OrDefault::value);
+    d.vcpus = vcpus.map_or(d.vcpus, OrDefault::value);
     if let Some(timeout) = member_timeout_ms {
         // What is too long is out of range below.
-        d.member_timeout = timeout.map(|ms| Span(ms.saturating_mul(1_000_000)));
+        d.member_timeout = timeout.value().map(|ms| Span(ms.saturating_mul(1_000_000)));
     }
     if let Some(changes) = changes {
         policy::apply(&mut d.policy, &changes, what)?;

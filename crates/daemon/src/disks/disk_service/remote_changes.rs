@@ -90,6 +90,7 @@ impl DiskService {
             io_class: now.io_class,
             io_weight: now.io_weight,
             coalesce: now.coalesce,
+            vcpus: now.vcpus,
             ..before
         });
         Ok(())

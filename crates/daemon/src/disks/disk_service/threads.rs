@@ -8,12 +8,15 @@ use std::collections::BTreeMap;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_api::thread::{DiskThread, Thread, ThreadState};
+use tidegate_core::request::DiskId;
 use tidegate_core::units::Span;
 use tidegate_engine::counters::ThreadActivity;
 
 use super::DiskService;
 use crate::os_error::Outcome;
 use crate::text::float;
+
+mod remedies;
 
 impl DiskService {
     /// All I/O threads that may run, by number.
@@ -62,24 +65,17 @@ impl DiskService {
     /// Takes a parked I/O thread into use.
     pub(crate) fn create_thread(&self) -> Outcome<u32> {
         let created = self.host().create_thread();
-        created.map_err(|problem| {
-            busy_means(
-                problem,
-                "remove one first: all that the configuration allows run",
-            )
-        })
+        created.map_err(|problem| self.refused(problem, remedies::create))
     }
 
     /// Parks an I/O thread that is locked and has no disks. It ends when the I/O that it started has ended.
     pub(crate) fn remove_thread(&self, thread: u32) -> Outcome<()> {
         self.must_be_a_thread(thread)?;
         self.host().remove_thread(thread).map_err(|problem| {
-            busy_means(
-                problem,
-                &format!(
-                    "lock it (tidegate thread lock {thread}) and move its disks (tidegate thread move DISK THREAD)"
-                ),
-            )
+            let disks = self.live().all().into_iter();
+            let served = disks.filter(|disk| disk.thread() == thread);
+            let served: Vec<Name> = served.map(|disk| disk.name().clone()).collect();
+            self.refused(problem, |states| remedies::remove(states, thread, &served))
         })
     }
 
@@ -87,12 +83,10 @@ impl DiskService {
     pub(crate) fn lock_thread(&self, thread: u32) -> Outcome<()> {
         match self.must_be_a_thread(thread)? {
             ThreadState::Locked => Ok(()),
-            _ => self.host().lock_thread(thread).map_err(|problem| {
-                busy_means(
-                    problem,
-                    "unlock or create another one: a disk must have somewhere to go",
-                )
-            }),
+            _ => self
+                .host()
+                .lock_thread(thread)
+                .map_err(|problem| self.refused(problem, |states| remedies::lock(states, thread))),
         }
     }
 
@@ -101,10 +95,7 @@ impl DiskService {
         match self.must_be_a_thread(thread)? {
             ThreadState::Active => Ok(()),
             _ => self.host().unlock_thread(thread).map_err(|problem| {
-                busy_means(
-                    problem,
-                    "a parked thread is taken into use by tidegate thread create",
-                )
+                self.refused(problem, |states| remedies::unlock(states, thread))
             }),
         }
     }
@@ -114,9 +105,10 @@ impl DiskService {
         if let Some(thread) = thread {
             self.must_be_a_thread(thread)?;
         }
-        let set = self.host().set_default_thread(thread);
-        set.map_err(|problem| {
-            problem.remedy("name an active thread: `tidegate thread list` shows them")
+        self.host().set_default_thread(thread).map_err(|problem| {
+            self.refused(problem, |states| {
+                remedies::choose(states, thread.unwrap_or(u32::MAX))
+            })
         })
     }
 
@@ -124,11 +116,9 @@ impl DiskService {
     pub(crate) fn move_to_thread(&self, name: &Name, thread: u32) -> Outcome<DiskThread> {
         let disk = self.must_be_attached(name)?;
         self.must_be_a_thread(thread)?;
-        let moved = disk.move_to_thread(thread).map_err(|problem| {
-            problem.remedy(
-                "name an active thread (`tidegate thread list` shows them); if the disk is moving, try again",
-            )
-        })?;
+        let moved = disk
+            .move_to_thread(thread)
+            .map_err(|problem| self.refused(problem, |states| remedies::choose(states, thread)))?;
         let number = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
         Ok(DiskThread {
             disk: name.clone(),
@@ -137,6 +127,23 @@ impl DiskService {
             pause_us: micros(moved.pause),
             in_flight: moved.in_flight as u64,
         })
+    }
+
+    /// The refusal of the engine, with what to do as the threads are now.
+    fn refused(&self, problem: Problem, remedy: impl FnOnce(&[ThreadState]) -> String) -> Problem {
+        match (problem.code, self.host().thread_states()) {
+            (ProblemCode::Busy | ProblemCode::Invalid, Ok(states)) => {
+                problem.remedy(remedy(&states))
+            }
+            _ => problem,
+        }
+    }
+
+    /// The vCPUs that attached disks declare for the virtual machines that use them.
+    pub(crate) fn declared_vcpus(&self) -> BTreeMap<DiskId, u32> {
+        let disks = self.live().all().into_iter();
+        let declared = disks.filter_map(|disk| Some((disk.key(), disk.descriptor()?.vcpus?)));
+        declared.collect()
     }
 
     fn must_be_a_thread(&self, thread: u32) -> Outcome<ThreadState> {
@@ -148,14 +155,6 @@ impl DiskService {
 
 fn micros(span: Span) -> f64 {
     float(span.as_nanos()) / 1e3
-}
-
-/// What to do when the engine answers that it is busy.
-fn busy_means(problem: Problem, remedy: &str) -> Problem {
-    match problem.code {
-        ProblemCode::Busy | ProblemCode::Invalid => problem.remedy(remedy),
-        _ => problem,
-    }
 }
 
 fn no_thread(thread: u32) -> Problem {

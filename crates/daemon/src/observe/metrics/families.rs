@@ -180,13 +180,13 @@ families! {
     THREAD_POLLING: Counter "tidegate_iothread_polling_seconds_total" ["thread"]
                 "Time that the I/O thread polled and found no requests.";
     THREAD_AGE: Counter "tidegate_iothread_seconds_total" ["thread"]
-                "Age of the I/O thread: divide the other times by it to get ratios.";
+                "Age of the I/O thread: the sum of its busy, polling and sleeping time. Divide a time by it to get a ratio.";
     THREAD_TURNS: Counter "tidegate_iothread_turns_total" ["thread"]
                 "Turns of the I/O thread's loop.";
     THREAD_WAKEUPS: Counter "tidegate_iothread_wakeups_total" ["thread"]
                 "Wake-ups of the I/O thread from sleep.";
     THREAD_SLEEPING: Counter "tidegate_iothread_sleeping_seconds_total" ["thread"]
-        "Time that the I/O thread slept. Busy, polling and sleeping time add up to its age.";
+        "Time that the I/O thread slept.";
     THREAD_STOLEN: Counter "tidegate_iothread_stolen_seconds_total" ["thread"]
         "Time in which the I/O thread could run and others had its CPU; it is a part of the other times.";
     THREAD_UNASSIGNED: Counter "tidegate_iothread_unassigned_seconds_total" ["thread"]

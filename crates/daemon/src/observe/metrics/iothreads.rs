@@ -32,8 +32,14 @@ fn threads(page: &mut Page, all: &[ThreadActivity]) {
             page.value(&[("thread", &number)], value(thread));
         }
     };
+    // Times of one reading: they add up to the age.
+    each(page, &THREAD_AGE, |t| seconds(t.age));
+    each(page, &THREAD_BUSY, |t| seconds(t.busy));
+    each(page, &THREAD_POLLING, |t| seconds(t.spinning));
     each(page, &THREAD_SLEEPING, |t| seconds(t.sleeping));
     each(page, &THREAD_STOLEN, |t| seconds(t.run_delay));
+    each(page, &THREAD_TURNS, |t| float(t.turns));
+    each(page, &THREAD_WAKEUPS, |t| float(t.wakes.sum()));
     each(page, &THREAD_UNASSIGNED, |t| seconds(t.unassigned));
     each(page, &THREAD_REQUESTS, |t| float(t.requests));
     each(page, &THREAD_STALLS, |t| float(t.stalls));

@@ -2,6 +2,7 @@
 
 use tidegate_api::descriptor::OnLoss;
 use tidegate_api::layout::MemberState;
+use tidegate_api::or_default::OrDefault;
 
 use super::layouts::{files, mirrored, order, two};
 use super::*;
@@ -118,7 +119,7 @@ fn a_mirrors_settings_for_the_loss_of_members_change_while_it_is_attached_and_st
     assert_eq!(settings(), (Some(10_000), Some(OnLoss::Fail)));
     let set = |timeout, on_loss| {
         let order = DiskSet {
-            member_timeout_ms: Some(timeout),
+            member_timeout_ms: Some(OrDefault::from(timeout)),
             on_loss: Some(on_loss),
             ..Default::default()
         };
