@@ -178,8 +178,10 @@ fn is_among(path: &[u8], mounts: &[u8]) -> bool {
     mounts.split(|byte| *byte == b'\n').any(|line| {
         let mut words = line.split(|byte| *byte == b' ');
         let place = words.nth(4);
-        let kind = words.skip_while(|word| *word != b"-").nth(1);
-        place == Some(&escaped[..]) && kind == Some(b"fuse.tidegate")
+        let mut source = words.skip_while(|word| *word != b"-").skip(1);
+        // `fuse`, or `fuse.tidegate` by fusermount3.
+        let is_fuse = source.next().is_some_and(|kind| kind.starts_with(b"fuse"));
+        place == Some(&escaped[..]) && is_fuse && source.next() == Some(b"tidegate")
     })
 }
 
@@ -261,6 +263,8 @@ mod tests {
     fn a_control_tree_that_is_mounted_is_found_by_its_path() {
         let mounts = b"24 1 0:22 / /mnt/a rw,nosuid shared:5 - fuse.tidegate tidegate rw,user_id=0\n\
                        25 1 0:23 / /mnt/b rw - fuse.sshfs host: rw\n\
+                       27 1 0:25 / /mnt/c rw - fuse tidegate rw\n\
+                       28 1 0:26 / /mnt/d rw - tmpfs tidegate rw\n\
                        26 1 0:24 / /mnt/with\\040space rw shared:5 master:2 - fuse.tidegate tidegate rw\n";
         for (path, expected) in [
             ("/mnt/a", true),
@@ -268,6 +272,8 @@ mod tests {
             ("/mnt", false),
             ("/mnt/a/thread", false),
             ("/mnt/b", false),
+            ("/mnt/c", true),
+            ("/mnt/d", false),
         ] {
             assert_eq!(is_among(path.as_bytes(), mounts), expected, "{path}");
         }
