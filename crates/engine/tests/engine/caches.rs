@@ -17,13 +17,13 @@ const CHUNK: u64 = 1 << 20;
 const CHUNKS: [u32; 4] = [5, 2, 3, 6];
 
 /// Two flash devices.
-struct Devices {
+pub(crate) struct Devices {
     paths: [PathBuf; 2],
-    open: Vec<SharedFile>,
+    pub(crate) open: Vec<SharedFile>,
 }
 
 impl Devices {
-    fn new(place: &Path) -> Devices {
+    pub(crate) fn new(place: &Path) -> Devices {
         let paths = ["flash0", "flash1"].map(|name| image(place, name, 8 * CHUNK));
         let mut devices = Devices {
             paths,
@@ -40,7 +40,7 @@ impl Devices {
     }
 
     /// The use of the disk after this one.
-    fn flash(&self, last_use: u64, has_dirty: bool) -> Flash {
+    pub(crate) fn flash(&self, last_use: u64, has_dirty: bool) -> Flash {
         let image = |file: &SharedFile| Some(file.image().expect("it opens"));
         Flash {
             devices: self.open.iter().map(image).collect(),

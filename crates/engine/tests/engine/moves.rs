@@ -9,6 +9,7 @@ use super::rig::{
 };
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::Scope;
 use std::time::Duration;
 use tidegate_core::layout::LayoutSpec;
 use tidegate_core::request::{Flags, Op};
@@ -16,6 +17,8 @@ use tidegate_engine::datastore::{OpenedImage, dir, emulated, memory, nbd};
 use tidegate_engine::nbd::handshake::BlockSizes;
 use tidegate_engine::nbd::wire::Abilities;
 use tidegate_engine::{Disk, DiskSpec, Engine, Kind, ThreadState};
+
+mod changes;
 
 const SIZE: u64 = 6 << 20;
 
@@ -37,23 +40,28 @@ fn engine(threads: usize) -> Engine {
     super::rig::engine(threads)
 }
 
+/// Two clients write each one half of a disk and check what they read, until it is `over`.
+fn begin_to_verify<'a>(scope: &'a Scope<'a, '_>, disk: &Disk, over: &'a AtomicBool) {
+    let half = disk.size() / 2;
+    for (from, unit, seed) in [(0, 512, 3), (half, 1, 4)] {
+        let client = client(disk);
+        scope.spawn(move || {
+            let mut verifier = Verifier::new(client, from, from + half, unit, seed);
+            while !over.load(Ordering::Relaxed) {
+                verifier.round();
+            }
+            verifier.client.flush().expect("a flush");
+            verifier.check_all();
+        });
+    }
+}
+
 /// Moves a disk at random while two clients verify it.
 pub(crate) fn moved_under_load(engine: &Engine, disk: &Disk, moves: u32) {
     let over = AtomicBool::new(false);
-    let half = disk.size() / 2;
     std::thread::scope(|scope| {
         let end = End(&over);
-        for (from, unit, seed) in [(0, 512, 3), (half, 1, 4)] {
-            let (over, client) = (&over, client(disk));
-            scope.spawn(move || {
-                let mut verifier = Verifier::new(client, from, from + half, unit, seed);
-                while !over.load(Ordering::Relaxed) {
-                    verifier.round();
-                }
-                verifier.client.flush().expect("a flush");
-                verifier.check_all();
-            });
-        }
+        begin_to_verify(scope, disk, &over);
         let mut random = Random(7);
         let threads = engine.thread_states().len() as u64;
         let mut pauses = Vec::new();
