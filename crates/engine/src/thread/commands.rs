@@ -77,7 +77,7 @@ pub(crate) enum Command {
     Stop,
     /// Runs a closure on the thread, for tests.
     #[cfg(test)]
-    Run(Box<dyn FnOnce() + Send>),
+    Run(Box<dyn FnOnce(&mut IoThread) + Send>),
 }
 
 /// Attaches a disk to this thread.
@@ -246,7 +246,7 @@ impl IoThread {
             Command::Woken(control) => self.cx.handle(Event::Woken { control }),
             Command::Stop => self.stopping = true,
             #[cfg(test)]
-            Command::Run(act) => act(),
+            Command::Run(act) => act(self),
         }
     }
 

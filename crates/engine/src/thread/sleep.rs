@@ -120,6 +120,20 @@ impl IoThread {
         found
     }
 
+    /// From now on it expects its datastores to take longer than it polls, and its guests less.
+    #[cfg(test)]
+    pub(crate) fn expect_slow_datastores(&mut self) {
+        let wait = Wait {
+            since: Time::ZERO,
+            for_guests: false,
+        };
+        // Many enough that a few short waits change nothing.
+        for _ in 0..50 {
+            self.idle.worked(wait, Time::from_nanos(u64::MAX));
+        }
+        assert!(self.idle.should_spin(true) && !self.idle.should_spin(false));
+    }
+
     /// Whether there is a request, a completion or a message.
     fn has_work(&mut self) -> bool {
         let sees_work = |&index: &u32| {

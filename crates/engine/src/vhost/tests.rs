@@ -132,7 +132,7 @@ impl FrontEnd<'_> {
 fn hold_thread(other: &Disk) -> Sender<()> {
     let (entered, inside) = channel();
     let (open, gate) = channel::<()>();
-    let command = Command::Run(Box::new(move || {
+    let command = Command::Run(Box::new(move |_| {
         let _ = entered.send(());
         let _ = gate.recv();
     }));

@@ -26,6 +26,7 @@ mod coalescing;
 mod dense;
 mod fairness;
 mod forwarded;
+mod polling;
 mod scattered;
 
 /// How long a test waits before it fails: never reached unless something is stuck.
@@ -287,7 +288,7 @@ impl Daemon {
     fn order_at_once(&self, orders: impl FnOnce()) {
         let (entered, inside) = channel();
         let (open, gate) = channel::<()>();
-        self.order(Command::Run(Box::new(move || {
+        self.order(Command::Run(Box::new(move |_| {
             let _ = entered.send(());
             let _ = gate.recv();
         })));
@@ -768,74 +769,6 @@ fn a_stopping_queue_answers_all_that_a_dead_daemon_left_behind_within_the_memory
     assert_eq!(received(&position), MANY);
     assert_eq!(guest.used(), MANY);
     daemon.stop();
-}
-
-#[test]
-fn a_thread_woken_by_its_datastore_polls_without_kicks() {
-    /// At first the thread polls for a quarter of it: long enough even if the guest is delayed.
-    const POLL: Span = Span::from_millis(800);
-    for event_idx in [false, true] {
-        let guest = Guest::with_flushes();
-        let avail = guest.area(AVAIL, 4 + 2 * usize::from(SIZE));
-        avail.store_u16(2, 0);
-        let notifications = guest.area(USED, 4 + 8 * usize::from(SIZE) + 2);
-        let kick = EventFd::new().expect("a descriptor");
-        let config = QueueConfig {
-            event_idx,
-            ..CONFIG
-        };
-        let facts = Arc::new(DeviceFacts::new(String::new(), String::new(), 8));
-        let parts = Parts {
-            queue: Queue::new(&guest.memory, config).expect("sound rings"),
-            kick: duplicate(&kick),
-            ..guest.fresh(&facts)
-        };
-        // Slower than any polling: the thread sleeps until the disk answers.
-        let (report, _held) = channel();
-        let daemon = Daemon::that_polls(POLL, BatchingImage::new(Span::from_millis(1_000), report));
-        let (reply, number) = channel();
-        daemon.order(Command::AttachQueue(Box::new(AttachQueue { parts, reply })));
-        received(&number);
-
-        let wants_kick = |request| match event_idx {
-            true => notifications.load_u16(4 + 8 * usize::from(SIZE)) == request,
-            false => notifications.load_u16(0) & 1 == 0,
-        };
-        let submit = |request: u16| {
-            let place = usize::from(request % SIZE);
-            avail.store_u16(4 + 2 * place, 2 * (request % CHAINS));
-            avail.store_u16(2, request + 1);
-            fence(Ordering::SeqCst);
-            if wants_kick(request) {
-                kick.signal();
-            }
-        };
-        // The thread learns that the disk is slow and the guest quick. Both threads of the test may be delayed.
-        let begin = std::time::Instant::now();
-        let found = (0..u16::MAX).find(|&request| {
-            assert!(
-                begin.elapsed() < PATIENCE,
-                "the thread never sleeps before an answer and polls after it"
-            );
-            submit(request);
-            let mut was_asked = false;
-            eventually("an answer", || {
-                was_asked = wants_kick(request + 1);
-                guest.used() > request
-            });
-            let answered = std::time::Instant::now();
-            while wants_kick(request + 1) && answered.elapsed() < Duration::from_millis(100) {
-                std::thread::yield_now();
-            }
-            was_asked && !wants_kick(request + 1)
-        });
-        let request = found.expect("the deadline comes first") + 1;
-        submit(request);
-        eventually("a request is seen without a kick", || {
-            guest.used() > request
-        });
-        daemon.stop();
-    }
 }
 
 #[test]
