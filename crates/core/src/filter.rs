@@ -189,6 +189,8 @@ pub struct Io {
     pub(crate) tries: u8,
     /// Which of the images that its target has had.
     pub(crate) image: u8,
+    /// Which fence of the disk's layouts counts it, once it is mapped to a target ([`LayoutCx::fence`](crate::layout::LayoutCx::fence)); or zero.
+    pub(crate) fence: u8,
     /// What the layout calls it, if that checks what is read ([`Layout::hit`](crate::layout::Layout::hit)); or zero.
     pub(crate) mark: u64,
     /// The filter that deferred it, and which way it was going. Below the lowest filter: it waits for its turn.

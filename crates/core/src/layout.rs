@@ -260,6 +260,9 @@ pub trait Layout: Send {
     /// The checksum of some bytes ([`LayoutCx::sum`]).
     fn summed(&mut self, _cx: &mut LayoutCx<'_>, _tag: u64, _sum: u32) {}
 
+    /// What was mapped to targets before [`LayoutCx::fence`] has ended.
+    fn fenced(&mut self, _cx: &mut LayoutCx<'_>) {}
+
     /// The arena has room again, after it had none.
     fn arena_ready(&mut self, _cx: &mut LayoutCx<'_>) {}
 
@@ -394,6 +397,7 @@ pub(crate) enum LayoutCommand {
     CheckLabel {
         target: Target,
     },
+    Fence,
     Opened(Result<(), Refusal>),
     Ordered(Result<(), OrderRefusal>),
     Notice(LayoutNotice),
@@ -507,6 +511,12 @@ impl LayoutCx<'_> {
     /// Sees to it that a target has a label; [`Layout::labelled`] gets the result.
     pub fn check_label(&mut self, target: Target) {
         self.push(LayoutCommand::CheckLabel { target });
+    }
+
+    /// Asks for [`Layout::fenced`], once all I/Os of the disk's targets that were mapped before have ended. One fence is
+    /// under way at a time.
+    pub fn fence(&mut self) {
+        self.push(LayoutCommand::Fence);
     }
 
     /// Answers an order that was answered [`Ordered::Later`].

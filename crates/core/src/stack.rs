@@ -363,8 +363,12 @@ impl Stack {
             let parked = io.parked.take();
             assert!(parked.is_some(), "an I/O that waits has not started");
             io.outcome = Err(Fault::Gone);
+            if let Some(tree) = &mut self.inside.layout {
+                tree.left(io);
+            }
             cx.up_alone(&mut self.inside, id, bottom);
         }
+        cx.pass_fence(&mut self.inside);
         cx.run(&mut self.inside);
         self.abandon_layouts(cx, tokens);
     }
@@ -503,6 +507,7 @@ fn entering(now: Time, id: IoId, origin: Origin, request: &Request, follows: boo
         via: 0,
         tries: 0,
         image: 0,
+        fence: 0,
         mark: 0,
         parked: Some((GATHERED, Way::Down)),
     }

@@ -87,11 +87,21 @@ pub struct Tree {
     /// The layout above all others: the first node, or the last one if that is a cache.
     root: u8,
     loads: Vec<Load>,
+    fences: Fences,
     opening: Opening,
     /// A member whose label is being read or written while the disk is used.
     relabel: Option<Relabel>,
     /// How often that was done.
     relabels: u32,
+}
+
+/// I/Os that are mapped to targets, on two sides: those since the last fence began, and the others.
+#[derive(Clone, Copy, Debug, Default)]
+struct Fences {
+    mapped: [u32; 2],
+    /// The side of those that are mapped now.
+    side: u8,
+    asked_by: Option<u8>,
 }
 
 struct Node {
@@ -368,6 +378,7 @@ impl Tree {
             nodes,
             root: 0,
             loads: vec![Load::default(); members.count],
+            fences: Fences::default(),
             opening: Opening::Labels {
                 left: 0,
                 found: Vec::new(),
@@ -500,6 +511,42 @@ impl Tree {
         (&mut *at.layout, cx)
     }
 
+    /// An I/O is mapped to a target.
+    pub(crate) fn placed(&mut self, io: &mut Io) {
+        // One that has failed, and goes somewhere else, stays where it was counted.
+        if io.fence == 0 {
+            io.fence = 1 + self.fences.side;
+            self.fences.mapped[usize::from(self.fences.side)] += 1;
+        }
+    }
+
+    /// An I/O that was mapped to a target is not there any more.
+    #[inline]
+    pub(crate) fn left(&mut self, io: &mut Io) {
+        if let Some(side) = io.fence.checked_sub(1) {
+            io.fence = 0;
+            self.fences.mapped[usize::from(side)] -= 1;
+        }
+    }
+
+    /// A layout wants to know when what is mapped now has ended.
+    ///
+    /// # Panics
+    /// If another fence is under way.
+    pub(crate) fn fence(&mut self, node: u8) {
+        let before = self.fences.asked_by.replace(node);
+        assert_eq!(before, None, "one fence is under way at a time");
+        self.fences.side = 1 - self.fences.side;
+    }
+
+    /// The layout whose fence is complete, once.
+    #[inline]
+    pub(crate) fn take_fenced(&mut self) -> Option<u8> {
+        let others = 1 - self.fences.side;
+        let is_complete = self.fences.mapped[usize::from(others)] == 0;
+        self.fences.asked_by.take_if(|_| is_complete)
+    }
+
     /// A target has been given this I/O.
     pub(crate) fn begun(&mut self, io: &mut Io, now: Time) {
         let load = &mut self.loads[usize::from(io.target.0)];
@@ -512,7 +559,8 @@ impl Tree {
     }
 
     /// A target has completed this I/O.
-    pub(crate) fn ended(&mut self, io: &Io, now: Time, outcome: Outcome) {
+    pub(crate) fn ended(&mut self, io: &mut Io, now: Time, outcome: Outcome) {
+        self.left(io);
         let load = &mut self.loads[usize::from(io.target.0)];
         if load.image != io.image {
             return;

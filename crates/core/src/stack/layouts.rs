@@ -339,6 +339,7 @@ impl StackExit<'_> {
             Err(child) => return Some(child),
         };
         (io.target, io.at, io.node) = (target, offset + tree.data_at(target), node);
+        tree.placed(io);
         self.offer_target(io, level);
         if io.parked.is_none() {
             tree.begun(io, self.now);
@@ -499,6 +500,7 @@ impl StackCx<'_> {
         if marks != 0 {
             self.reads_badly(inside, ids);
         }
+        self.pass_fence(inside);
     }
 
     /// Asks layouts about the I/Os of these that failed, and leaves the others.
@@ -597,6 +599,11 @@ impl StackCx<'_> {
                     len,
                 });
             }
+            LayoutCommand::Fence => {
+                let tree = inside.layout.as_deref_mut().expect("the disk has layouts");
+                tree.fence(node);
+                self.pass_fence(inside);
+            }
             LayoutCommand::Hurry => self.hurry(),
             LayoutCommand::CheckLabel { target } => {
                 self.with_tree(inside, |tree, cx| tree.check_label(cx, node, target));
@@ -610,6 +617,16 @@ impl StackCx<'_> {
                 let notice = Box::new(tree.notice(node, notice));
                 self.exit.out.push(Effect::LayoutNotice { disk, notice });
             }
+        }
+    }
+
+    /// Reports a fence that is complete to its layout.
+    pub(super) fn pass_fence(&mut self, inside: &mut Inside) {
+        let tree = inside.layout.as_deref_mut();
+        if let Some(node) = tree.and_then(Tree::take_fenced) {
+            let (layout, mut cx) = inside.hook(&mut self.exit, node);
+            layout.fenced(&mut cx);
+            self.run(inside);
         }
     }
 
@@ -696,10 +713,10 @@ impl StackCx<'_> {
         let Origin::Layout { node, tag, .. } = self.ios.get(id)?.origin else {
             return None;
         };
-        let io = self.ios.remove(id)?;
+        let mut io = self.ios.remove(id)?;
         inside.subs -= 1;
         if let Some(tree) = inside.layout.as_deref_mut() {
-            tree.ended(&io, self.exit.now, outcome);
+            tree.ended(&mut io, self.exit.now, outcome);
         }
         Some((node, tag))
     }

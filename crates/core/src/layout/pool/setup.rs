@@ -5,15 +5,20 @@
 //! # Units
 //! Sizes and places on members are bytes. An extent is 16 sub-blocks; a grant is some extents, one after the other on a column.
 
-use super::records::{EXTENTS_MAX, GRANTS_MAX};
 use crate::block::BLOCK;
-use crate::layout::{MAX_TARGETS, Target};
+use crate::layout::{MAX_TARGETS, SLOT, Target};
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
 /// Sub-blocks of an extent.
 pub const SUB_BLOCKS: u32 = 16;
+
+/// The most extents of a grant.
+pub const EXTENTS_MAX: u32 = 64;
+
+/// The most grants of a disk. With extents of 1 MiB these are 64 TiB.
+pub const GRANTS_MAX: u32 = 1 << 20;
 
 /// What the catalog says of a disk of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,6 +66,9 @@ impl Default for Geometry {
     }
 }
 
+/// The most ancestors of a clone. Origin: chosen; each is read when the clone is attached.
+const ANCESTORS_MAX: usize = 64;
+
 /// Blocks before the headers in an extent of metadata: the places of the root.
 const ROOTS: u64 = 2;
 
@@ -101,10 +109,10 @@ impl Geometry {
     /// # Errors
     /// It has not, in words.
     pub fn check(&self) -> Result<(), String> {
-        if !self.sub_block.is_power_of_two() || !(4096..=1 << 20).contains(&self.sub_block) {
+        if !self.sub_block.is_power_of_two() || !(BLOCK as u64..=SLOT).contains(&self.sub_block) {
             let own = self.sub_block;
             return Err(format!(
-                "a sub-block is a power of two from 4 KiB to 1 MiB, not {own}"
+                "a sub-block is a power of two from 4 KiB to 64 KiB, not {own}"
             ));
         }
         if !(2..=EXTENTS_MAX).contains(&self.extents) {
@@ -169,6 +177,9 @@ impl PoolSetup {
         }
         if self.size > u64::from(u32::MAX) * self.geometry.extent() {
             return Err(format!("{} bytes have too many extents", self.size));
+        }
+        if self.ancestors.len() > ANCESTORS_MAX {
+            return Err(format!("a clone has at most {ANCESTORS_MAX} ancestors"));
         }
         let ancestors = self.ancestors.iter().map(|ancestor| &ancestor.grants);
         for grants in core::iter::once(&self.grants).chain(ancestors) {

@@ -1,0 +1,123 @@
+//! Reads of a pool's disk: one place if one record sees all of it, otherwise parts of several, and zeroes where none does.
+//!
+//! # Always true
+//! - a read changes nothing, and waits for nothing but its targets
+
+use super::records::Table;
+use super::{Pool, READ, SUB_BLOCKS};
+use crate::layout::{LayoutCx, LayoutIo, Map, SubIo, Target};
+use crate::request::{Fault, Op};
+use alloc::vec::Vec;
+
+/// A part of the disk that is together on one target, or nowhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Piece {
+    at: Option<(Target, u64)>,
+    len: u64,
+}
+
+impl Pool {
+    /// Where a range is, if one record sees all of it.
+    #[inline]
+    pub(super) fn one_source(&self, io: &LayoutIo) -> Option<(Target, u64)> {
+        if io.len == 0 || io.len > self.left_of_extent(io.offset) {
+            return None;
+        }
+        let first = self.table.first(self.extent_at(io.offset))?;
+        let wanted = self.range_bits(io.offset, io.len);
+        let place = match self.table.at(first).seen & wanted == wanted {
+            true => first,
+            false => {
+                let sees = |place: &u32| self.table.at(*place).seen & wanted == wanted;
+                let mut chain = self.table.chain(self.extent_at(io.offset));
+                chain.by_ref().take(SUB_BLOCKS as usize).find(sees)?
+            }
+        };
+        (!Table::is_mark(place)).then(|| self.address(place, io.offset))
+    }
+
+    pub(super) fn map_read(&mut self, cx: &mut LayoutCx<'_>, io: &LayoutIo) -> Map {
+        if let Some((target, offset)) = self.one_source(io) {
+            return Map::One { target, offset };
+        }
+        let pieces = self.pieces_of(io.offset, io.len);
+        let sources = pieces.iter().filter(|piece| piece.at.is_some()).count();
+        let mut data = io.data;
+        let tag = match u32::try_from(sources).expect("front ends bound a read") {
+            0 => None,
+            count => Some(READ | self.fanout.begin(io.id, count)),
+        };
+        for piece in pieces {
+            match (piece.at, tag) {
+                (Some((target, offset)), Some(tag)) => cx.issue(
+                    tag,
+                    SubIo {
+                        target,
+                        op: Op::Read,
+                        flags: io.flags,
+                        offset,
+                        len: piece.len,
+                        data,
+                        background: io.background,
+                    },
+                ),
+                _ => cx.zero(data, piece.len),
+            }
+            data = data.skip(u32::try_from(piece.len).expect("a buffer is below 4 GiB"));
+        }
+        match tag {
+            Some(_) => Map::Issued,
+            None => Map::Done(Ok(())),
+        }
+    }
+
+    /// The parts of a range, each as long as it is together.
+    fn pieces_of(&self, offset: u64, len: u64) -> Vec<Piece> {
+        let mut pieces: Vec<Piece> = Vec::new();
+        let (mut at, end) = (offset, offset + len);
+        while at < end {
+            let (place, part) = self.next_source(at, end - at);
+            let found = place.map(|place| self.address(place, at));
+            match pieces.last_mut() {
+                Some(last) if follows(last, found) => last.len += part,
+                _ => pieces.push(Piece {
+                    at: found,
+                    len: part,
+                }),
+            }
+            at += part;
+        }
+        pieces
+    }
+
+    /// The place that has the first sub-block of a range, and how much of the range that sub-block is. What has no record is
+    /// looked at by extents.
+    pub(super) fn next_source(&self, offset: u64, len: u64) -> (Option<u32>, u64) {
+        let extent = self.extent_at(offset);
+        if self.table.first(extent).is_none() {
+            return (None, self.left_of_extent(offset).min(len));
+        }
+        let sub_block = 1_u64 << self.shifts.0;
+        let left = sub_block - (offset & (sub_block - 1));
+        let source = self.table.source(extent, self.sub_block_at(offset));
+        let place = source.filter(|place| !Table::is_mark(*place));
+        (place, left.min(len))
+    }
+
+    /// Which parts of a range have data: the first of them, as its target says. What lies nowhere has no target to ask.
+    pub(super) fn map_extents(&self, io: &LayoutIo) -> Map {
+        match self.one_source(io) {
+            Some((target, offset)) => Map::One { target, offset },
+            None => Map::Done(Err(Fault::Unsupported)),
+        }
+    }
+}
+
+/// Whether a place goes on where a piece ends.
+fn follows(last: &Piece, found: Option<(Target, u64)>) -> bool {
+    match (last.at, found) {
+        (None, None) => true,
+        (Some((target, offset)), Some(found)) => found == (target, offset + last.len),
+        _ => false,
+    }
+}

@@ -1,0 +1,9 @@
+//! Tests of a pool's disk: each rule on a small world, and all together against a model.
+
+use super::*;
+use crate::layout::{LayoutNotice, Refusal};
+use world::{EXTENT, Job, SUB, World};
+
+mod model;
+mod rules;
+mod world;
