@@ -508,8 +508,32 @@ impl Buffers {
         }
     }
 
+    /// Where `len` bytes from `data` on are, if they are in the only piece of their slot. One piece is the rule.
+    #[inline(always)]
+    fn in_one_piece(&self, data: Data, len: usize) -> Option<*mut u8> {
+        let start = data.start as usize;
+        match self.segments(data.buffer) {
+            [only] if start + len <= only.len() => {
+                // SAFETY: the piece has so many bytes, as was compared.
+                Some(unsafe { only.0.iov_base.cast::<u8>().add(start) })
+            }
+            _ => None,
+        }
+    }
+
     /// Copies `bytes` into the slot from `data` on; as much as fits.
+    #[inline]
     pub(crate) fn put(&mut self, data: Data, bytes: &[u8]) {
+        match self.in_one_piece(data, bytes.len()) {
+            // SAFETY: the piece is valid memory of that length (module invariant); `bytes` is a plain slice, so they do
+            // not overlap.
+            Some(to) => unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) },
+            None => self.put_pieces(data, bytes),
+        }
+    }
+
+    #[inline(never)]
+    fn put_pieces(&mut self, data: Data, bytes: &[u8]) {
         let mut rest = bytes;
         for piece in pieces(self.segments(data.buffer), data.start as usize, bytes.len()) {
             let (now, later) = rest.split_at(piece.len());
@@ -523,7 +547,19 @@ impl Buffers {
     }
 
     /// Copies out of the slot from `data` on into `bytes`; as much as there is.
+    #[inline]
     pub(crate) fn get(&self, data: Data, bytes: &mut [u8]) {
+        match self.in_one_piece(data, bytes.len()) {
+            // SAFETY: as in `put`.
+            Some(from) => unsafe {
+                std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len());
+            },
+            None => self.get_pieces(data, bytes),
+        }
+    }
+
+    #[inline(never)]
+    fn get_pieces(&self, data: Data, bytes: &mut [u8]) {
         let mut done = 0;
         for piece in pieces(self.segments(data.buffer), data.start as usize, bytes.len()) {
             done += gather(&[piece], &mut bytes[done..]);
@@ -591,15 +627,9 @@ impl Buffers {
     /// The checksum of `len` bytes from `data` on. Where a guest writes to them meanwhile, it is that of some mixture.
     #[inline(always)]
     pub(crate) fn sum(&self, data: Data, len: usize) -> u32 {
-        let (segments, start) = (self.segments(data.buffer), data.start as usize);
-        match segments {
-            // One piece is the rule.
-            [only] if start + len <= only.len() => {
-                // SAFETY: the piece has so many bytes (module invariant, and compared).
-                let base = unsafe { only.0.iov_base.cast::<u8>().add(start) };
-                self.checksum.of_piece(&Segment::new(base, len))
-            }
-            _ => self.sum_of_pieces(data, len),
+        match self.in_one_piece(data, len) {
+            Some(base) => self.checksum.of_piece(&Segment::new(base, len)),
+            None => self.sum_of_pieces(data, len),
         }
     }
 
