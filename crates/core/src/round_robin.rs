@@ -21,7 +21,7 @@
 //! - a flow keeps at most one quantum for the next round, and none if it was emptied
 //!
 //! # Units
-//! Costs are nanoseconds of the thread's time, estimated from its turns ([`RoundRobin::end`]).
+//! Costs are nanoseconds of the thread's time, estimated from parts of some turns ([`RoundRobin::is_learning`]).
 //!
 //! # Source
 //! M. Shreedhar, G. Varghese: Efficient Fair Queuing using Deficit Round Robin, SIGCOMM 1995. The priority of shallow
@@ -29,11 +29,11 @@
 
 use crate::units::Span;
 use core::fmt;
-use core::str::FromStr;
 
 mod cost;
 
 pub use cost::Cost;
+use cost::Work;
 
 /// Time of a flow with the default weight in each round. It is shorter than the latency of a flash device, and longer
 /// than the cost of most requests.
@@ -49,8 +49,11 @@ pub const MOST_BYTES: u64 = 256 << 10;
 pub const IN_FLIGHT: u64 = 4096;
 /// Requests that any flow may have in flight.
 const LEAST_IN_FLIGHT: u64 = 8;
-/// In one turn of so many, only one flow with much work is visited, so that its costs can be told from the others'.
+/// In one turn of so many, costs are learnt: measuring takes two readings of the clock, and what is carried out alone saves
+/// nothing by company.
 const LEARN_ONE_IN: u64 = 16;
+/// Requests that are measured at a time. A few, because they may cost much more than is known.
+const SAMPLE: u32 = 4;
 
 /// The class of a disk's requests on its I/O thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -112,18 +115,6 @@ impl fmt::Display for IoClass {
             IoClass::Normal => "normal",
             IoClass::Latency => "latency",
         })
-    }
-}
-
-impl FromStr for IoClass {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<IoClass, ()> {
-        match text {
-            "normal" => Ok(IoClass::Normal),
-            "latency" => Ok(IoClass::Latency),
-            _ => Err(()),
-        }
     }
 }
 
@@ -217,6 +208,13 @@ impl Flow {
     pub fn completed(&mut self, turns: &RoundRobin, count: u32) {
         self.open_turn(turns.turn);
         self.completions += count;
+    }
+
+    fn completed_work(&self) -> Work {
+        Work {
+            completions: self.completions,
+            ..Work::default()
+        }
     }
 
     fn open_turn(&mut self, turn: u64) {
@@ -384,8 +382,13 @@ pub struct RoundRobin {
     /// Sum of all weights, and number of flows of class latency, at the last pass.
     weights: u64,
     latency: usize,
-    /// The one deep flow that is visited in a turn that learns.
-    only: Option<usize>,
+    /// Where the search for the next sampled flow begins.
+    next_sample: usize,
+    /// The flow that was sampled in this turn.
+    sampled: Option<usize>,
+    /// Whether an estimate was far too low in the last turn, and in this one.
+    far_off: bool,
+    found_far_off: bool,
 }
 
 impl Default for RoundRobin {
@@ -407,7 +410,10 @@ impl RoundRobin {
             spent: 0,
             weights: 0,
             latency: 0,
-            only: None,
+            next_sample: 0,
+            sampled: None,
+            far_off: false,
+            found_far_off: false,
         }
     }
 
@@ -415,12 +421,84 @@ impl RoundRobin {
     pub fn begin(&mut self) {
         self.turn += 1;
         self.spent = 0;
-        self.only = None;
+        self.sampled = None;
+        self.far_off = core::mem::take(&mut self.found_far_off);
     }
 
-    /// Whether costs are learnt from this turn.
+    /// Whether costs are learnt in this turn: regularly, or because an estimate was far too low. Then the thread
+    ///
+    /// 1. carries out the completions of one disk alone, and calls [`RoundRobin::learn_completions`];
+    /// 2. carries out all others;
+    /// 3. takes one flow's requests by [`RoundRobin::sample`], carries them out, and calls [`RoundRobin::learn_requests`];
+    /// 4. goes on as in other turns.
     pub fn is_learning(&self) -> bool {
-        self.turn.is_multiple_of(LEARN_ONE_IN)
+        self.turn.is_multiple_of(LEARN_ONE_IN) || self.far_off
+    }
+
+    /// The completions of this turn so far, and nothing else, took this long: corrects the costs of the flows that had some.
+    pub fn learn_completions(&mut self, flows: &mut impl Flows, took: Span) {
+        let mut fit = cost::Fit::new(took, 0);
+        for at in 0..flows.count() {
+            if let Some(flow) = self.served(flows, at) {
+                fit.add(&flow.cost, &flow.completed_work());
+            }
+        }
+        let Some(fitted) = fit.fitted() else {
+            return;
+        };
+        self.found_far_off |= fitted.is_far_off();
+        for at in 0..flows.count() {
+            if let Some(flow) = self.served(flows, at) {
+                let work = flow.completed_work();
+                fitted.correct(&mut flow.cost, &work);
+            }
+        }
+    }
+
+    /// A flow, if it was visited or had completions in this turn.
+    fn served<'a>(&self, flows: &'a mut impl Flows, at: usize) -> Option<&'a mut Flow> {
+        flows.flow(at).filter(|flow| flow.turn == self.turn)
+    }
+
+    /// Visits flows until one had requests, whose cost is to be measured.
+    pub fn sample(&mut self, flows: &mut impl Flows) -> Passed {
+        let mut passed = Passed::default();
+        let count = flows.count();
+        let from = self.next_sample % count.max(1);
+        for at in (from..count).chain(0..from) {
+            self.visit(flows, at, TURN_NS, SAMPLE, &mut passed);
+            if passed.requests > 0 {
+                self.sampled = Some(at);
+                self.next_sample = at + 1;
+                break;
+            }
+        }
+        if let Some(flow) = self.sampled.and_then(|at| flows.flow(at)) {
+            flow.completions = 0;
+        }
+        passed
+    }
+
+    /// The requests that [`RoundRobin::sample`] has taken, and nothing else, took this long: corrects their flow's costs.
+    /// Those that have completed meanwhile are known from [`Flow::completed`].
+    pub fn learn_requests(&mut self, flows: &mut impl Flows, took: Span) {
+        let Some(at) = self.sampled.take() else {
+            return;
+        };
+        let Some(flow) = self.served(flows, at) else {
+            return;
+        };
+        let work = Work {
+            arrivals: flow.requests,
+            completions: flow.completions,
+            bytes: flow.bytes,
+        };
+        let mut fit = cost::Fit::new(took, flow.extra);
+        fit.add(&flow.cost, &work);
+        if let Some(fitted) = fit.fitted() {
+            fitted.correct(&mut flow.cost, &work);
+            self.found_far_off |= fitted.is_far_off();
+        }
     }
 
     /// Visits flows, each for at most `piece` requests. Shallow flows are visited from number `first` on.
@@ -479,7 +557,8 @@ impl RoundRobin {
             }
         }
         (self.weights, self.latency) = (weights, latency);
-        if deep > 0 {
+        // As long as a turn may be much longer than it seems, one flow with much work is enough.
+        if deep > 0 && !self.found_far_off {
             self.visit_deep(flows, count, piece, passed);
         }
     }
@@ -499,15 +578,8 @@ impl RoundRobin {
                 return;
             }
             let is_deep = flows.flow(at).is_some_and(|flow| flow.is_deep(self.round));
-            if !is_deep || self.only.is_some_and(|only| only != at) {
-                continue;
-            }
-            let before = passed.requests;
-            self.visit(flows, at, TURN_NS, piece, passed);
-            if self.is_learning() && passed.requests > before {
-                self.only = Some(at);
-                self.cursor = at + 1;
-                return;
+            if is_deep {
+                self.visit(flows, at, TURN_NS, piece, passed);
             }
         }
         self.cursor = from + 1;
@@ -589,29 +661,5 @@ impl RoundRobin {
             self.round += least.unsigned_abs();
         }
         found
-    }
-
-    /// The turn has taken this long. To be called if [`RoundRobin::is_learning`]: it corrects the costs of the flows that
-    /// were visited or had completions.
-    pub fn end(&mut self, flows: &mut impl Flows, took: Span) {
-        let mut fit = cost::Fit::new(took);
-        for at in 0..flows.count() {
-            if let Some(flow) = flows.flow(at)
-                && flow.turn == self.turn
-            {
-                fit.add(&flow.cost, flow.requests + flow.completions, flow.bytes);
-                fit.add_extra(flow.extra);
-            }
-        }
-        let Some(fitted) = fit.fitted() else {
-            return;
-        };
-        for at in 0..flows.count() {
-            if let Some(flow) = flows.flow(at)
-                && flow.turn == self.turn
-            {
-                fitted.correct(&mut flow.cost, flow.requests + flow.completions, flow.bytes);
-            }
-        }
     }
 }

@@ -283,7 +283,7 @@ fn competing_queues_share_the_requests_in_flight_by_their_weights() {
 struct Thread {
     now: u64,
     turns: RoundRobin,
-    /// Known to the thread only from the time of its turns.
+    /// Known to the thread only from the time of parts of its turns.
     costs: Vec<u64>,
     flows: Vec<Flow>,
     /// By queue: the times since when its requests wait.
@@ -349,13 +349,14 @@ impl Thread {
         let mut turns = std::mem::take(&mut self.turns);
         self.work = 300;
         turns.begin();
+        let mut ended = Vec::new();
         for _ in 0..COMPLETIONS {
             match self.device.peek() {
                 Some(&std::cmp::Reverse((done, at))) if done <= self.now => {
                     self.device.pop();
                     self.work += self.costs[at] / 2;
                     if turns.is_learning() {
-                        self.flows[at].completed(&turns, 1);
+                        ended.push(at);
                     }
                     let since = self.arrived[at].pop_front().expect("it was fetched");
                     self.latencies[at].push(self.now + self.work - since);
@@ -364,14 +365,23 @@ impl Thread {
                 _ => break,
             }
         }
+        if turns.is_learning() {
+            // Those of one queue are carried out alone.
+            if let Some(&one) = ended.get(number % ended.len().max(1)) {
+                let count = ended.iter().filter(|at| **at == one).count();
+                self.flows[one].completed(&turns, u32::try_from(count).expect("a few"));
+                let took = self.costs[one] / 2 * count as u64;
+                turns.learn_completions(self, Span::from_nanos(took));
+            }
+            let before = self.work;
+            turns.sample(self);
+            let took = Span::from_nanos(self.work - before);
+            turns.learn_requests(self, took);
+        }
         let mut left = MOST_REQUESTS;
         let first = number.wrapping_mul(0x9e37_79b9) % self.flows.len();
         while left > 0 && turns.pass(self, first, 16).more {
             left -= 16;
-        }
-        let took = Span::from_nanos(self.work);
-        if turns.is_learning() {
-            turns.end(self, took);
         }
         self.now += self.work;
         self.turns = turns;
@@ -401,6 +411,10 @@ fn a_depth_1_queue_beside_63_deep_ones_is_at_most_three_times_as_slow_as_alone()
         (128, 500),
         (1024, 1_000),
         (128, 2_000),
+        (32, 4_000),
+        (32, 10_000),
+        (128, 10_000),
+        (32, 20_000),
     ] {
         let mut alone = Thread::new(&[(1, 1_000)]);
         alone.run(1_000_000_000);
@@ -413,7 +427,7 @@ fn a_depth_1_queue_beside_63_deep_ones_is_at_most_three_times_as_slow_as_alone()
     }
 }
 
-/// The thread measures only whole turns, and learns from them what each queue's requests cost.
+/// The thread measures parts of turns, and learns from them what each queue's requests cost.
 #[test]
 fn queues_whose_requests_cost_differently_get_equal_time() {
     for costs in [[400, 8_000], [8_000, 400], [1_000, 3_000], [20_000, 1_000]] {

@@ -308,8 +308,7 @@ impl IoThread {
                 if self.tally.worked(self.cx.now, now, self.cx.submitted) {
                     self.divide_time();
                 }
-                let began = std::mem::replace(&mut self.cx.now, now);
-                self.note_turn(began);
+                self.cx.now = now;
             } else {
                 self.tally.found_nothing();
                 self.sleep();
@@ -325,6 +324,9 @@ impl IoThread {
     /// One turn. Returns whether there was anything to do.
     fn turn(&mut self) -> bool {
         self.call_due(self.cx.now);
+        if self.competing {
+            self.round_robin.begin();
+        }
         let mut worked = false;
         if self.inbox.has_messages() {
             worked |= self.read_commands();
@@ -376,6 +378,9 @@ impl IoThread {
         let any = !completions.is_empty();
         self.tally
             .completions_begin(|| completions.first().map(|first| first.tag.kind));
+        if self.is_learning() {
+            self.learn_completions(&mut completions);
+        }
         for completion in completions.drain(..) {
             self.completed(completion);
         }

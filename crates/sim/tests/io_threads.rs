@@ -196,12 +196,20 @@ fn depth_one_beside(others: usize, size: u64, service: u64) -> Span {
 #[test]
 fn beside_63_saturating_guests_a_guest_of_depth_one_waits_at_most_three_times_as_long_as_alone() {
     let alone = depth_one_beside(0, 4_096, 0);
-    for (size, service) in [(4_096, 0), (4_096, 700), (16_384, 2_000)] {
+    for (size, service) in [
+        (4_096, 0),
+        (4_096, 700),
+        (16_384, 2_000),
+        (4_096, 4_000),
+        (4_096, 7_000),
+        (4_096, 10_000),
+        (4_096, 20_000),
+    ] {
         let beside = depth_one_beside(63, size, service);
         let most = alone.as_nanos() * 3;
         assert!(
             beside.as_nanos() <= most,
-            "{size} bytes: {beside}, alone {alone}"
+            "{size} bytes, {service} ns: {beside}, alone {alone}"
         );
     }
 }

@@ -159,6 +159,9 @@ impl IoThread {
                 let device = self.connections[connection as usize]
                     .as_mut()
                     .expect("a connection outlives its requests");
+                if self.competing && self.round_robin.is_learning() {
+                    device.flow.completed(&self.round_robin, 1);
+                }
                 if device.answer(&mut self.cx, buffer, &client_request, outcome) {
                     self.cx.ready_connections.push(connection);
                 }

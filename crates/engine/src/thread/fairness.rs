@@ -8,8 +8,9 @@
 
 use super::IoThread;
 use crate::sys::os;
-use tidegate_core::round_robin::{Allowance, Flow, Flows, Left};
-use tidegate_core::units::Time;
+use crate::sys::ring::{Completion, Tag};
+use crate::tag::{self, ImageId};
+use tidegate_core::round_robin::{Allowance, Flow, Flows, Left, RoundRobin};
 
 /// Requests taken from one queue in one turn, so that a deep queue does not delay shallow ones.
 const REQUESTS_PER_QUEUE: u32 = tidegate_core::round_robin::MOST_REQUESTS;
@@ -61,11 +62,12 @@ impl IoThread {
     pub(super) fn requests(&mut self) -> bool {
         // What connections have received takes its turn with the queues.
         self.advance_connections();
+        let competed = self.competing;
         self.competing = self.active.len() > 1 || !self.backlog.connections.is_empty();
-        if self.competing {
+        if self.competing && !competed {
             self.round_robin.begin();
         }
-        let mut any = false;
+        let mut any = self.is_learning() && self.learn_requests();
         let mut left = REQUESTS_PER_QUEUE;
         let mut piece = if self.wait.is_some() {
             FIRST_REQUESTS
@@ -113,9 +115,8 @@ impl IoThread {
     #[inline(never)]
     fn fetch_in_turns(&mut self, most: u32, worked: &mut bool) -> bool {
         let first = self.rotation.next_first(self.count());
-        let mut round_robin = std::mem::take(&mut self.round_robin);
-        let passed = round_robin.pass(self, first, most);
-        self.round_robin = round_robin;
+        let passed =
+            self.with_round_robin(|round_robin, flows| round_robin.pass(flows, first, most));
         let connections = &self.connections;
         self.backlog.retain(|index| {
             let connection = connections.get(index as usize).and_then(Option::as_ref);
@@ -131,14 +132,62 @@ impl IoThread {
         Allowance::of_requests(if alone { u32::MAX } else { 0 })
     }
 
-    /// A turn that did work began at `began` and ends now: learns from it what requests cost.
-    #[inline]
-    pub(super) fn note_turn(&mut self, began: Time) {
-        if self.competing && self.round_robin.is_learning() {
-            let mut round_robin = std::mem::take(&mut self.round_robin);
-            round_robin.end(self, self.cx.now.since(began));
-            self.round_robin = round_robin;
+    /// Whether the round robin learns in this turn what requests cost.
+    #[inline(always)]
+    pub(super) fn is_learning(&self) -> bool {
+        self.competing && self.round_robin.is_learning()
+    }
+
+    /// Carries out those completions that are of one disk, and measures how long that takes.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn learn_completions(&mut self, completions: &mut Vec<Completion>) {
+        let disk = |completion: &Completion| {
+            let Tag { kind, owner, .. } = completion.tag;
+            (kind == tag::IMAGE).then(|| ImageId::from_owner(owner).disk())
+        };
+        let chosen = completions.get(self.rotation.next_first(completions.len()));
+        let Some(chosen) = chosen.and_then(disk) else {
+            return;
+        };
+        let began = os::now();
+        completions.retain(|completion| {
+            let is_other = disk(completion) != Some(chosen);
+            if !is_other {
+                self.completed(*completion);
+            }
+            is_other
+        });
+        self.run_effects();
+        let took = os::now().since(began);
+        self.with_round_robin(|round_robin, flows| round_robin.learn_completions(flows, took));
+    }
+
+    /// Takes and carries out some requests of one queue or connection, and measures how long that takes. Returns whether
+    /// there were any.
+    #[cold]
+    #[inline(never)]
+    fn learn_requests(&mut self) -> bool {
+        // What the ring has brought is not to be measured.
+        self.run_effects();
+        let began = os::now();
+        let passed = self.with_round_robin(RoundRobin::sample);
+        if passed.requests == 0 {
+            return false;
         }
+        self.call_after_more();
+        self.run_effects();
+        let took = os::now().since(began);
+        self.with_round_robin(|round_robin, flows| round_robin.learn_requests(flows, took));
+        true
+    }
+
+    /// Has the round robin do something with the queues and connections.
+    fn with_round_robin<T>(&mut self, act: impl FnOnce(&mut RoundRobin, &mut IoThread) -> T) -> T {
+        let mut round_robin = std::mem::take(&mut self.round_robin);
+        let result = act(&mut round_robin, self);
+        self.round_robin = round_robin;
+        result
     }
 }
 

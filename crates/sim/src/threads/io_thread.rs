@@ -49,8 +49,6 @@ pub(super) struct IoThread {
     pub(super) queues: Vec<usize>,
     /// Which of them are visited, and for how long.
     pub(super) turns: RoundRobin,
-    /// Its run time when the turn began.
-    pub(super) turn_began: u64,
     /// When its timer ends, if it has one: a scan, or a call that is held.
     pub(super) timer: Option<u64>,
     /// Where the next turn begins.
@@ -97,7 +95,6 @@ impl IoThread {
             calls: Vec::new(),
             queues: Vec::new(),
             turns: RoundRobin::new(),
-            turn_began: 0,
             timer: None,
             rotation: 0,
             gap: 0,

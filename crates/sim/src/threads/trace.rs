@@ -89,6 +89,11 @@ impl Trace {
     pub fn begins(&self, phase: usize) -> u64 {
         self.phases[..phase].iter().map(|phase| phase.lasts).sum()
     }
+
+    /// What a request of a VM costs its I/O thread when it is taken.
+    pub(super) fn cost(&self, vm: usize, phase: usize) -> u64 {
+        self.phases[phase].loads[vm].service + self.costs.request
+    }
 }
 
 /// What an idle I/O thread does before it sleeps.

@@ -2,10 +2,10 @@
 
 use super::super::guest::{Request, Vcpu};
 use super::super::io_thread::{Doing, Taken};
-use super::super::trace::{Idle, Phase};
+use super::super::trace::{Idle, Trace};
 use super::{Event, World};
 use tidegate_core::monitor::weight;
-use tidegate_core::round_robin::{Allowance, Flow, Flows, Left};
+use tidegate_core::round_robin::{Allowance, Flow, Flows, Left, RoundRobin};
 use tidegate_core::units::Span;
 use tidegate_model::cpu::ENDLESS;
 
@@ -38,11 +38,9 @@ impl World<'_> {
     /// A thread has done what it was at.
     pub(super) fn thread_done(&mut self, thread: usize) {
         let run = self.run_time(self.threads[thread].task);
-        let took = run - self.threads[thread].turn_began;
         self.threads[thread].count(run);
         match self.threads[thread].doing {
             Doing::Turning => {
-                self.learn(thread, took);
                 if self.finish_turn(thread) {
                     return;
                 }
@@ -142,7 +140,6 @@ impl World<'_> {
             }
             self.threads[thread].doing = Doing::Turning;
             self.threads[thread].totals.turns += 1;
-            self.threads[thread].turn_began = self.run_time(task);
             self.cpus.work(self.now, task, cost + self.trace.costs.turn);
             return;
         }
@@ -245,7 +242,7 @@ impl World<'_> {
             now: self.now,
             queues: &queues,
             vcpus: &mut self.vcpus,
-            phases: &self.trace.phases,
+            trace: self.trace,
             taken: &mut own.taken,
         };
         match queues.len() {
@@ -256,6 +253,9 @@ impl World<'_> {
             }
             _ => {
                 own.turns.begin();
+                if own.turns.is_learning() {
+                    fetch.learn(&mut own.turns, first);
+                }
                 own.turns.pass(&mut fetch, first, REQUESTS);
             }
         }
@@ -263,7 +263,7 @@ impl World<'_> {
         for at in before..self.threads[thread].taken.len() {
             let Taken { vcpu, request, .. } = self.threads[thread].taken[at];
             let disk = self.vcpus[vcpu].vm;
-            let own = self.load(disk, request.phase).service + self.trace.costs.request;
+            let own = self.trace.cost(disk, request.phase);
             cost += own;
             let delay = Span::from_nanos(self.now - request.queued);
             self.threads[thread].delays.record(delay);
@@ -293,28 +293,6 @@ impl World<'_> {
             }
         }
     }
-
-    /// The round robin learns what the requests of the turn that has ended cost.
-    fn learn(&mut self, thread: usize, took: u64) {
-        let own = &mut self.threads[thread];
-        if own.queues.len() < 2 || !own.turns.is_learning() {
-            return;
-        }
-        let queues = std::mem::take(&mut own.queues);
-        for taken in own.taken.iter().filter(|taken| taken.completed) {
-            self.vcpus[taken.vcpu].flow.completed(&own.turns, 1);
-        }
-        let mut none = Vec::new();
-        let mut fetch = Fetch {
-            now: self.now,
-            queues: &queues,
-            vcpus: &mut self.vcpus,
-            phases: &self.trace.phases,
-            taken: &mut none,
-        };
-        own.turns.end(&mut fetch, Span::from_nanos(took));
-        own.queues = queues;
-    }
 }
 
 /// The active queues of a thread, as the round robin sees them.
@@ -322,8 +300,33 @@ struct Fetch<'a> {
     now: u64,
     queues: &'a [usize],
     vcpus: &'a mut [Vcpu],
-    phases: &'a [Phase],
+    trace: &'a Trace,
     taken: &'a mut Vec<Taken>,
+}
+
+impl Fetch<'_> {
+    /// The round robin learns what one queue's completions cost, and one queue's requests.
+    fn learn(&mut self, turns: &mut RoundRobin, which: usize) {
+        let before = self.taken.len();
+        let completed = self.taken.get(which % before.max(1));
+        if let Some(&Taken { vcpu, .. }) = completed {
+            let own = self.taken.iter().filter(|taken| taken.vcpu == vcpu);
+            let count = own.count();
+            self.vcpus[vcpu]
+                .flow
+                .completed(turns, u32::try_from(count).expect("a turn's"));
+            let took = self.trace.costs.completion * count as u64;
+            turns.learn_completions(self, Span::from_nanos(took));
+        }
+        turns.sample(self);
+        let sampled = self.taken[before..].iter();
+        let took = sampled.map(|taken| {
+            self.trace
+                .cost(self.vcpus[taken.vcpu].vm, taken.request.phase)
+        });
+        let took = Span::from_nanos(took.sum());
+        turns.learn_requests(self, took);
+    }
 }
 
 impl Flows for Fetch<'_> {
@@ -344,7 +347,7 @@ impl Flows for Fetch<'_> {
             own.taken += 1;
             own.in_flight += 1;
             own.last = self.now;
-            allowance.take(self.phases[request.phase].loads[own.vm].size);
+            allowance.take(self.trace.phases[request.phase].loads[own.vm].size);
             self.taken.push(Taken {
                 vcpu,
                 request,
