@@ -382,20 +382,25 @@ impl Stats {
         loop {
             let run = ios.clone();
             let Some(first) = ios.next() else { break };
+            let op = first.op;
             let mut sums = Sums::default();
             sums.add(now, first);
+            // It is looked at closely.
+            if first.outcome.is_err() {
+                sums.longest = u64::MAX;
+            }
             let mut beyond = ios.clone();
             while let Some(io) = beyond.next()
-                && io.op == first.op
+                && io.op == op
                 && io.outcome.is_ok()
             {
                 sums.add(now, io);
                 ios = beyond.clone();
             }
             let count = run.len() - ios.len();
-            let state = &mut self.ops[first.op.index()];
+            let state = &mut self.ops[op.index()];
             state.add(count, &sums);
-            if sums.longest > state.latency_max || first.outcome.is_err() {
+            if sums.longest > state.latency_max {
                 self.look_closely(now, run.take(count));
             }
         }
