@@ -135,7 +135,7 @@ impl schemars::JsonSchema for Coalesce {
     fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
         schemars::json_schema!({
             "type": "string",
-            "pattern": r"^(off|adaptive|static:\d+,\d+us)$",
+            "pattern": r"^(off|adaptive|static:\d+,\d+[mu]s)$",
             "examples": ["static:16,64us"],
         })
     }

@@ -20,9 +20,7 @@
 //! ATC 2011) also coalesces calls; it sets a ratio from the commands in flight, which this does not do.
 
 use crate::units::{Span, Time};
-use alloc::string::String;
 use core::fmt;
-use core::str::FromStr;
 
 mod ladder;
 mod moment;
@@ -84,7 +82,7 @@ impl Batch {
 }
 
 impl fmt::Display for Coalesce {
-    /// As [`FromStr`] reads it: `off`, `adaptive`, `static:16,64us`.
+    /// `off`, `adaptive`, `static:16,64us`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Coalesce::Off => f.write_str("off"),
@@ -93,29 +91,6 @@ impl fmt::Display for Coalesce {
                 write!(f, "static:{},{}us", batch.frames, batch.time.as_micros())
             }
         }
-    }
-}
-
-impl FromStr for Coalesce {
-    /// What is wrong, for the user.
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Coalesce, String> {
-        match text {
-            "off" => return Ok(Coalesce::Off),
-            "adaptive" => return Ok(Coalesce::Adaptive),
-            _ => {}
-        }
-        let parts = text.strip_prefix("static:").and_then(|t| t.split_once(','));
-        let (frames, time) = parts.ok_or("it is off, adaptive, or as static:16,64us")?;
-        let micros = time.strip_suffix("us").ok_or("its time ends with us")?;
-        let frames = frames
-            .parse()
-            .map_err(|_| "its number of completions is none")?;
-        let micros = micros.parse().map_err(|_| "its time is no number")?;
-        let batch = Batch::new(frames, Span::from_micros(micros));
-        let range = "static needs 1 to 1024 completions, and at most 10000us";
-        Ok(Coalesce::Static(batch.ok_or(range)?))
     }
 }
 
@@ -272,40 +247,6 @@ impl Coalescer {
         self.release();
         if self.setting == Coalesce::Adaptive && self.ladder.called(wanted, now) {
             self.batch = self.ladder.batch();
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use alloc::string::ToString;
-
-    #[test]
-    fn a_setting_is_read_as_it_is_written() {
-        for text in [
-            "off",
-            "adaptive",
-            "static:16,64us",
-            "static:1,0us",
-            "static:1024,10000us",
-        ] {
-            let setting: Coalesce = text.parse().expect("valid");
-            assert_eq!(setting.to_string(), text);
-        }
-        for text in [
-            "",
-            "on",
-            "static",
-            "static:16",
-            "static:0,8us",
-            "static:1025,8us",
-            "static:16,10001us",
-            "static:16,64",
-            "static:-1,8us",
-            "static:2,8ms",
-        ] {
-            assert!(text.parse::<Coalesce>().is_err(), "{text}");
         }
     }
 }

@@ -214,9 +214,9 @@ fn adaptive_saves_a_fifth_of_the_calls_at_depth_32_and_loses_no_completions() {
 /// The moment of its calls is learnt as without batches, so that it does what a guest gets without them.
 #[test]
 fn depth_1_is_served_as_without_batches() {
-    let setting = |text: &str| text.parse::<Coalesce>().expect("valid");
+    let batch = Batch::new(16, Span::from_micros(64)).expect("in range");
     let [off, fixed] =
-        ["off", "static:16,64us"].map(|text| World::run(setting(text), 1, LONG / 10));
+        [Coalesce::Off, Coalesce::Static(batch)].map(|how| World::run(how, 1, LONG / 10));
     assert_eq!((fixed.completed, fixed.called), (off.completed, off.called));
     assert_eq!(off.called, off.completed);
     let adaptive = World::run(Coalesce::Adaptive, 1, LONG / 10);

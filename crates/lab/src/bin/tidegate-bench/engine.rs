@@ -10,7 +10,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use tidegate_core::coalesce::Coalesce;
+use tidegate_api::io as api;
+use tidegate_core::coalesce::{Batch, Coalesce};
 use tidegate_core::governor::{self, Kind, Threshold};
 use tidegate_core::iocontrol::{DiskKey, Mode, Policy};
 use tidegate_core::layout::cache::CacheMode;
@@ -52,12 +53,24 @@ pub(crate) enum Place {
     Ssd,
 }
 
+/// The engine's type of a setting.
+fn coalescing(how: api::Coalesce) -> Result<Coalesce> {
+    Ok(match how {
+        api::Coalesce::Off => Coalesce::Off,
+        api::Coalesce::Adaptive => Coalesce::Adaptive,
+        api::Coalesce::Static(frames, micros) => {
+            let batch = Batch::new(frames, Span::from_micros(micros.into()));
+            Coalesce::Static(batch.context("a batch is out of range")?)
+        }
+    })
+}
+
 /// Serves an empty disk at each of `sockets`, all on one I/O thread that does not poll.
 pub(crate) fn serve(
     sockets: &[PathBuf],
     place: Place,
     control: Control,
-    coalesce: Coalesce,
+    coalesce: api::Coalesce,
 ) -> Result<()> {
     let size = match place {
         Place::Null => peers::NULL_SIZE,
@@ -71,7 +84,7 @@ pub(crate) fn serve(
         cpus: Vec::new(),
         curves: true,
         monitor: tidegate_engine::monitor::Settings::NONE,
-        coalesce,
+        coalesce: coalescing(coalesce)?,
     })
     .context("cannot start the engine")?;
     let control = match control {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
-use tidegate_core::coalesce::Coalesce;
+use tidegate_api::io::Coalesce;
 use tidegate_lab::measure::{self, Ask};
 use tidegate_testing::tally::{Tally, Until};
 use tidegate_testing::vhost::Wait;
