@@ -37,7 +37,8 @@ use shown::{ExperimentList, FindingsList};
 ///
 /// A contest is an A/B comparison on real servers: several contestants do the same work in turn.
 ///
-/// A study compares set-ups and policies of I/O threads in virtual time only: cores and guests are modelled.
+/// A study compares set-ups and policies of I/O threads in virtual time: cores and guests are modelled. `io-threads` also plays
+/// its trace on an engine and this machine's CPUs, which is reported and not judged.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Lab {
     Demo(demo::Demo),

@@ -218,7 +218,7 @@ impl Entry {
     pub fn not_on(&self, on: On) -> Option<&'static str> {
         match (self, on) {
             (Entry::Scenario(experiment), On::Engine) => experiment.only_simulated(),
-            (Entry::Study(_), On::Engine) => Some(summary::study::ONLY_SIMULATED),
+            (Entry::Study(study), On::Engine) => study.only_simulated(),
             (Entry::AbTest(_), On::Sim) => {
                 Some("it measures real servers, and a processor's time is not modelled")
             }

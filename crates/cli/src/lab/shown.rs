@@ -94,7 +94,12 @@ impl Shown for Summary {
                 (None, SetUp::Scenario(_)) => {
                     format!("{} for every way once", length(self.engine_s))
                 }
-                (None, SetUp::Study(_)) => figures::dash(),
+                (None, SetUp::Study(_)) => {
+                    format!(
+                        "{} for all parts; reported, not judged",
+                        length(self.engine_s)
+                    )
+                }
                 (None, SetUp::AbTest(_)) => format!("{} for all rounds", length(self.engine_s)),
             },
         ));

@@ -1,8 +1,9 @@
-//! Studies: experiments on the model of I/O threads and cores, in virtual time only.
+//! Studies: experiments on the model of I/O threads and cores, in virtual time.
 //!
 //! A study has parts: a set-up or a policy on a trace, each of which is a run. A run leaves named figures, lines over time, and
 //! notes. The expectations of the study's file name figures that are made of all parts. `io_threads.rs` and `dense_mode.rs` say
-//! what is played and what the figures are; the guests and threads are those of [`tidegate_sim::threads`].
+//! what is played and what the figures are; the guests and threads are those of [`tidegate_sim::threads`]. The trace of I/O threads
+//! can also be played on a real engine (`io_threads/engine.rs`): that is reported, and decides nothing.
 //!
 //! # Always true
 //! - An expected figure is one that the study has: its file is refused otherwise.
@@ -142,7 +143,25 @@ impl Study {
         }
     }
 
-    /// About how long a part takes.
+    /// Its parts on a real engine; none if it has only a model.
+    pub(super) fn engine_parts(&self) -> Vec<Part> {
+        match self.rules.of {
+            Kind::IoThreads => io_threads::engine::parts(),
+            Kind::DenseMode => Vec::new(),
+        }
+    }
+
+    /// How long a part takes on a real engine.
+    pub(super) fn takes_on_engine(&self) -> Duration {
+        io_threads::engine::takes(self.percent)
+    }
+
+    /// Plays a part on a real engine.
+    pub(super) fn play_on_engine(&self, slug: &str) -> anyhow::Result<Made> {
+        io_threads::engine::play(self.percent, slug)
+    }
+
+    /// About how long a part takes in virtual time.
     pub(super) fn takes(&self) -> Duration {
         let whole = match self.rules.of {
             Kind::IoThreads => Duration::from_secs(6),

@@ -50,9 +50,11 @@ impl StudyResults {
     #[must_use]
     pub(in crate::experiment) fn findings(&self) -> Findings {
         let study = &self.study;
-        let here = self.directory.plan.on.contains(&On::Sim);
-        let repeats = if here { self.directory.plan.repeat } else { 0 };
-        let figures: Vec<BTreeMap<&str, f64>> = (1..=repeats)
+        let repeats = |on| match self.directory.plan.on.contains(&on) {
+            true => self.directory.plan.repeat,
+            false => 0,
+        };
+        let figures: Vec<BTreeMap<&str, f64>> = (1..=repeats(On::Sim))
             .map(|repeat| study.figures(&self.repeat(repeat)))
             .collect();
         let mut findings = Findings::new(&self.directory, study.summary());
@@ -64,15 +66,25 @@ impl StudyResults {
             let check = Check::new(Some(On::Sim), study.check_words(expect), study.unit(expect));
             check.judged(&own, expect.at_least, expect.at_most, "repeats")
         });
-        findings.checks = checks.collect();
-        let made = self.runs.iter().map(|run| Made::of(&run.head, None, 0));
-        findings.stages = vec![Stage {
-            on: On::Sim,
-            runs: made.collect(),
-            figures: Vec::new(),
-        }];
+        // What is played on an engine is reported, and decides nothing.
+        if repeats(On::Sim) > 0 {
+            findings.checks = checks.collect();
+        }
+        let stage = |on| {
+            let runs = self.runs.iter();
+            let own = runs.filter(|run| run.head.piece.on == on);
+            Stage {
+                on,
+                runs: own.map(|run| Made::of(&run.head, None, 0)).collect(),
+                figures: Vec::new(),
+            }
+        };
+        let stages = [On::Sim, On::Engine].map(stage).into_iter();
+        findings.stages = stages.filter(|stage| !stage.runs.is_empty()).collect();
         findings.tables = study.tables(&self.repeat(1));
-        let wanted = study.parts().len() * usize::try_from(repeats).unwrap_or(0);
+        let times = |on| usize::try_from(repeats(on)).unwrap_or(0);
+        let wanted =
+            study.parts().len() * times(On::Sim) + study.engine_parts().len() * times(On::Engine);
         findings.missing = wanted.saturating_sub(self.runs.len());
         findings
     }

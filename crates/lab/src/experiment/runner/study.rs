@@ -1,4 +1,4 @@
-//! Runs a study part by part, each on a thread of its own: an interruption does not wait for its end.
+//! Runs a study part by part, each on a thread of its own: an interruption does not wait for its end. In virtual time first.
 
 use std::time::Duration;
 
@@ -16,30 +16,33 @@ pub(super) struct Parts<'a> {
     study: &'a Study,
     planned: Vec<Piece>,
     seed: u64,
-    /// A part takes so long, as the last one did.
+    /// A part in virtual time takes so long, as the last one did.
     took: Duration,
 }
 
 impl<'a> Parts<'a> {
-    /// All parts of a study; none if it is not to run in virtual time.
+    /// All parts of a study, in the places where it is to run.
     pub(super) fn of(order: &Order<'_>, study: &'a Study) -> Parts<'a> {
-        let repeats = match order.on.contains(&On::Sim) {
-            true => order.repeat,
-            false => 0,
-        };
-        let parts = study.parts();
-        let planned = (1..=repeats).flat_map(|repeat| {
-            let parts = parts.iter();
-            parts.map(move |part| Piece {
-                on: On::Sim,
-                repeat,
-                slug: part.slug.clone(),
-                words: part.words.clone(),
-            })
-        });
+        let mut planned = Vec::new();
+        for (on, parts) in [(On::Sim, study.parts()), (On::Engine, study.engine_parts())] {
+            let repeats = if order.on.contains(&on) {
+                order.repeat
+            } else {
+                0
+            };
+            planned.extend((1..=repeats).flat_map(|repeat| {
+                let parts = parts.iter();
+                parts.map(move |part| Piece {
+                    on,
+                    repeat,
+                    slug: part.slug.clone(),
+                    words: part.words.clone(),
+                })
+            }));
+        }
         Parts {
             study,
-            planned: planned.collect(),
+            planned,
             seed: order.seed,
             took: study.takes(),
         }
@@ -53,8 +56,11 @@ impl Runs for Parts<'_> {
         self.planned.clone()
     }
 
-    fn takes(&self, _place: usize) -> Duration {
-        self.took
+    fn takes(&self, place: usize) -> Duration {
+        match self.planned[place].on {
+            On::Sim => self.took,
+            On::Engine => self.study.takes_on_engine(),
+        }
     }
 
     fn make(&mut self, place: usize, heed: &mut dyn FnMut() -> Result<()>) -> Result<StudyRun> {
@@ -62,10 +68,16 @@ impl Runs for Parts<'_> {
         let making = Making::begin(&self.study.name, piece)?;
         let seed = self.seed + u64::from(piece.repeat) - 1;
         let (study, slug) = (self.study.clone(), piece.slug.clone());
-        let run = attend::start("simulator", move || study.play(&slug, seed))?;
-        let made = attend::wait(&run, heed)?;
+        let on = piece.on;
+        let run = attend::start("study", move || match on {
+            On::Sim => Ok(study.play(&slug, seed)),
+            On::Engine => study.play_on_engine(&slug),
+        })?;
+        let made = attend::wait(&run, heed)??;
         let head = making.end()?;
-        self.took = Duration::from_secs_f64(head.took_s);
+        if on == On::Sim {
+            self.took = Duration::from_secs_f64(head.took_s);
+        }
         Ok(StudyRun {
             head,
             seed,

@@ -6,6 +6,7 @@
 //! # Units
 //! Scores are useful work in cores. Names of figures have their units.
 
+pub(super) mod engine;
 mod report;
 
 use std::collections::BTreeMap;
@@ -358,8 +359,13 @@ fn fixed_runs<'a>(runs: &Runs<'a>) -> Vec<&'a StudyRun> {
 
 /// The best of each phase among fixed set-ups, by a figure.
 fn best(runs: &Runs<'_>, name: &str) -> Vec<f64> {
+    best_of(&fixed_runs(runs), name)
+}
+
+/// The best of each phase among some runs.
+fn best_of(runs: &[&StudyRun], name: &str) -> Vec<f64> {
     let mut best: Vec<f64> = Vec::new();
-    for run in fixed_runs(runs) {
+    for run in runs {
         let own = by_phase(run, name);
         best.resize(own.len(), 0.0);
         for (best, own) in best.iter_mut().zip(own) {

@@ -6,9 +6,8 @@ use super::{CheckSummary, SetUp, Summary, bounds};
 use crate::experiment::PUBLISHED;
 use crate::experiment::study::{Expect, Known, Study};
 
-/// Why a study is not run on real daemons.
-pub(in crate::experiment) const ONLY_SIMULATED: &str =
-    "the cores, the guests and the costs of exits are modelled";
+/// Why a study is not run on a real engine.
+const ONLY_SIMULATED: &str = "a process cannot be charged the exits of a vCPU";
 
 /// A study in words.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -38,9 +37,14 @@ impl Study {
             ways: names,
             checks: expects.map(|expect| self.check_words(expect)).collect(),
             run_s: self.takes().as_secs_f64(),
-            engine_s: 0.0,
-            only_simulated: Some(ONLY_SIMULATED),
+            engine_s: self.takes_on_engine().as_secs_f64() * self.engine_parts().len() as f64,
+            only_simulated: self.only_simulated(),
         }
+    }
+
+    /// Why it is not played on a real engine, if it is not.
+    pub(in crate::experiment) fn only_simulated(&self) -> Option<&'static str> {
+        self.engine_parts().is_empty().then_some(ONLY_SIMULATED)
     }
 
     fn known_of(&self, expect: &Expect) -> Option<&'static Known> {

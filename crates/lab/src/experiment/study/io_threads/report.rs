@@ -1,6 +1,9 @@
 //! Tables and pictures of the study of I/O threads.
 
-use super::{POLICIES, RATE, RATES, best, by_best, by_phase, exit_ratios, fixed_runs, most, whole};
+use super::{
+    POLICIES, RATE, RATES, best, best_of, by_best, by_phase, exit_ratios, fixed_runs, mean, most,
+    whole,
+};
 use crate::draw::{Across, Bars, Fill, Group, Line, Lines, Picture, Up, label, round_up};
 use crate::experiment::study::store::StudyRun;
 use crate::experiment::study::{Runs, StudyTable};
@@ -10,7 +13,11 @@ const PHASES: [&str; 8] = ["A", "B", "C", "D", "C", "A", "D", "B"];
 
 /// The tables of a repeat.
 pub(in crate::experiment::study) fn tables(runs: &Runs<'_>) -> Vec<StudyTable> {
-    let mut tables = vec![scores(runs), steps(runs)];
+    let mut tables = Vec::new();
+    if !fixed_runs(runs).is_empty() {
+        tables.extend([scores(runs), steps(runs)]);
+    }
+    tables.extend(on_engine(runs));
     for (vms, title) in [
         ("small", "Messages of six small VMs"),
         ("large", "Messages of one large VM"),
@@ -50,6 +57,39 @@ fn scores(runs: &Runs<'_>) -> StudyTable {
         columns: "Threads | A | B | C | D | C | A | D | B | Whole trace",
         rows: rows.into_iter().map(|(_, row)| row).collect(),
     }
+}
+
+/// The same trace on this machine's engine, with what its other programs and other machines took meanwhile.
+fn on_engine(runs: &Runs<'_>) -> Option<StudyTable> {
+    let own = runs.iter().filter(|(slug, _)| slug.starts_with("engine-"));
+    let own: Vec<&StudyRun> = own.map(|(_, run)| *run).collect();
+    let fixed = own.iter().copied();
+    let fixed = fixed.filter(|run| run.head.piece.slug.starts_with("engine-fixed-"));
+    let fixed: Vec<&StudyRun> = fixed.collect();
+    let (settled, all) = (best_of(&fixed, "work"), best_of(&fixed, "work_whole"));
+    if settled.is_empty() {
+        return None;
+    }
+    let mut rows: Vec<(f64, Vec<String>)> = Vec::new();
+    for run in own {
+        let score = mean(&by_best(run, &all, "work_whole"));
+        let mut row = vec![run.head.piece.words.clone()];
+        let parts = by_best(run, &settled, "work");
+        row.extend(parts.iter().map(|part| percent(*part)));
+        row.push(percent(score));
+        let count = |name| run.figure(name).map_or_else(|| "-".to_owned(), label);
+        row.extend([count("moves"), count("resized")]);
+        let busy = &run.head.busy;
+        row.push(percent(busy.foreign_percent / 100.0));
+        row.push(percent(busy.steal_percent / 100.0));
+        rows.push((score, row));
+    }
+    rows.sort_by(|one, other| other.0.total_cmp(&one.0));
+    Some(StudyTable {
+        title: "On this machine's engine: each phase by the best fixed set-up, after 1 s; it decides nothing".into(),
+        columns: "Threads | A | B | C | D | C | A | D | B | Whole trace | Moves | Threads changed | Other programs | Stolen",
+        rows: rows.into_iter().map(|(_, row)| row).collect(),
+    })
 }
 
 /// How policies answer a step of the load.
