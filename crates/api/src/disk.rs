@@ -402,7 +402,11 @@ pub struct DiskSet {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filters: Option<Vec<String>>,
     /// How long a member of a mirror may leave I/O unanswered before the mirror goes on without it, or `default`: 10 seconds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "null_is_refused"
+    )]
     #[schema(inline, value_type = Option<NumberOrDefault>)]
     pub member_timeout_ms: Option<OrDefault<u64>>,
     /// What a mirror does with guests' I/O after the loss of every member that has all bytes.
@@ -412,15 +416,27 @@ pub struct DiskSet {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io_class: Option<IoClass>,
     /// Its weight among the disks of its I/O thread, 1 to 100, or `default`: 10.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "null_is_refused"
+    )]
     #[schema(inline, value_type = Option<NumberOrDefault>)]
     pub io_weight: Option<OrDefault<u32>>,
     /// How its completions are coalesced: `off`, `static:16,64us`, `adaptive`, or `default`: as the daemon's configuration says.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "null_is_refused"
+    )]
     #[schema(value_type = Option<String>)]
     pub coalesce: Option<OrDefault<Coalesce>>,
     /// The vCPUs of the virtual machine that uses it, 1 to 4096, or `default`: they are counted. Dense mode counts with them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "null_is_refused"
+    )]
     #[schema(inline, value_type = Option<NumberOrDefault>)]
     pub vcpus: Option<OrDefault<u32>>,
     /// Changes to its policy.
@@ -513,6 +529,13 @@ pub(crate) fn null_is_a_value<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
     d: D,
 ) -> Result<Option<Option<T>>, D::Error> {
     Option::<T>::deserialize(d).map(Some)
+}
+
+/// Reads a value that is there; `null` is none.
+fn null_is_refused<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+    d: D,
+) -> Result<Option<T>, D::Error> {
+    T::deserialize(d).map(Some)
 }
 
 /// A request to attach a disk: to open it and accept guests and clients. The daemon attaches it again after a restart.
@@ -717,6 +740,21 @@ mod tests {
         assert_eq!(
             serde_json::to_string(&set).unwrap(),
             r#"{"shares":2000,"limit_iops":null}"#
+        );
+    }
+
+    #[test]
+    fn null_is_not_taken_for_a_setting_that_stays() {
+        for key in ["io_weight", "coalesce", "vcpus", "member_timeout_ms"] {
+            let set =
+                |value: &str| serde_json::from_str::<DiskSet>(&format!("{{\"{key}\": {value}}}"));
+            let error = set("null").unwrap_err().to_string();
+            assert!(error.contains("\"default\""), "{key}: {error}");
+            assert_ne!(set("\"default\"").unwrap(), DiskSet::default());
+        }
+        assert_eq!(
+            serde_json::from_str::<DiskSet>("{}").unwrap(),
+            DiskSet::default()
         );
     }
 

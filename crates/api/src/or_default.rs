@@ -63,12 +63,15 @@ impl<T: fmt::Display> fmt::Display for OrDefault<T> {
     }
 }
 
-impl<T: FromStr> FromStr for OrDefault<T> {
-    type Err = T::Err;
-    fn from_str(text: &str) -> Result<OrDefault<T>, T::Err> {
+impl<T: FromStr<Err: fmt::Display>> FromStr for OrDefault<T> {
+    type Err = String;
+    fn from_str(text: &str) -> Result<OrDefault<T>, String> {
         match text.trim() {
             DEFAULT => Ok(OrDefault::Default),
-            value => value.parse().map(OrDefault::Value),
+            value => value
+                .parse()
+                .map(OrDefault::Value)
+                .map_err(|e| format!("it is neither {DEFAULT} nor a value: {e}")),
         }
     }
 }
@@ -170,7 +173,8 @@ mod tests {
                 "{json}: {error}"
             );
         }
-        assert!("none".parse::<OrDefault<u32>>().is_err());
+        let error = "none".parse::<OrDefault<u32>>().unwrap_err();
+        assert!(error.contains("neither default nor a value"), "{error}");
         let error = serde_json::from_str::<OrDefault<Coalesce>>(r#""none""#).unwrap_err();
         assert!(
             error.to_string().contains("'none' is neither off"),

@@ -124,11 +124,12 @@ fn check(directory: &Path) -> Result<(), Failure> {
     };
     match fs::metadata(directory) {
         Ok(found) if found.is_dir() => {
-            if is_mounted(directory) {
+            if let Some(place) = mount_around(directory) {
+                let place = place.display();
                 return failed(
-                    "the control tree is mounted there already".to_owned(),
+                    format!("the control tree is mounted already at {place}"),
                     format!(
-                        "use that one, or unmount it first: umount {shown}, or as another user than root: fusermount3 -u {shown}"
+                        "use that one, or unmount it first: umount {place}, or as another user than root: fusermount3 -u {place}"
                     ),
                 );
             }
@@ -156,14 +157,14 @@ fn check(directory: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Whether the control tree of this or another daemon is mounted at this directory itself.
-fn is_mounted(directory: &Path) -> bool {
-    let Ok(directory) = directory.canonicalize() else {
-        return false;
-    };
+/// Where the control tree of this or another daemon is mounted, if this directory is that place or within it.
+fn mount_around(directory: &Path) -> Option<PathBuf> {
     // Where nothing says what is mounted, the kernel decides.
-    let mounts = fs::read("/proc/self/mountinfo").unwrap_or_default();
-    is_among(directory.as_os_str().as_bytes(), &mounts)
+    let mounts = fs::read("/proc/self/mountinfo").ok()?;
+    let directory = directory.canonicalize().ok()?;
+    let mut places = directory.ancestors();
+    let place = places.find(|place| is_among(place.as_os_str().as_bytes(), &mounts));
+    place.map(Path::to_path_buf)
 }
 
 /// Whether `mounts`, in the form of mountinfo, has the control tree at this path.

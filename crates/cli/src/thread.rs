@@ -332,11 +332,14 @@ fn rows(thread: &Answer) -> Vec<(&'static str, String)> {
         ("requests", thread.requests_total.to_string()),
         (
             "queueing delay",
-            format!(
-                "half of all requests at most {}, 99 % at most {}",
-                figures::micros(thread.queue_delay_p50_us),
-                figures::micros(thread.queue_delay_p99_us)
-            ),
+            match thread.requests_total {
+                0 => "no request yet".to_owned(),
+                _ => format!(
+                    "half of all requests at most {}, 99 % at most {}",
+                    delay(thread.queue_delay_p50_us),
+                    delay(thread.queue_delay_p99_us)
+                ),
+            },
         ),
         ("longest turn", figures::micros(thread.longest_turn_us)),
         ("turns over 1ms", thread.stalls_total.to_string()),
@@ -351,6 +354,14 @@ fn rows(thread: &Answer) -> Vec<(&'static str, String)> {
         ),
         ("disks", disks(thread, "\n")),
     ]
+}
+
+/// A delay, which may be none.
+fn delay(micros: f64) -> String {
+    match micros > 0.0 {
+        true => figures::micros(micros),
+        false => "0us".to_owned(),
+    }
 }
 
 /// Which new disks it gets.

@@ -78,11 +78,14 @@ pub(crate) fn read(on: &dyn Controlled, path: &str) -> Outcome<TreeNode> {
 pub(crate) fn write(on: &dyn Controlled, path: &str, value: &str) -> Outcome<TreeChange> {
     let told = |problem: Problem| named("write", path, problem);
     match find(path).map_err(told)? {
-        Found::Directory(..) => Err(told(refused(
+        Found::Directory(directory, of) => Err(told(refused(
             ProblemCode::Invalid,
             Errno::IsADirectory,
             "it is a directory",
-            "write one of its files: `tidegate get PATH` lists them",
+            &format!(
+                "write one of its files: `tidegate get {}` lists them",
+                filled(directory.path, &of)
+            ),
         ))),
         Found::File(node, of) => Ok(TreeChange {
             path: filled(node.path, &of),
@@ -385,7 +388,7 @@ pub(crate) fn reference() -> String {
          | ENOENT | nothing has that path: no such file, I/O thread, attached disk or virtual machine |\n\
          | ENOTDIR, EISDIR | a part of the path is a file; a directory is written |\n\
          | EACCES | the file can only be read, or only be written |\n\
-         | EINVAL, E2BIG | the value makes no sense; it is longer than 4096 bytes |\n\
+         | EINVAL, E2BIG | the value makes no sense, or names a parked thread; it is longer than 4096 bytes |\n\
          | EBUSY | the state does not allow it: a thread has disks, a disk is moving |\n\
          | ESHUTDOWN | the daemon is stopping, or cannot be reached |\n\n\
          In a path, `N` is the number of an I/O thread, `NAME` an attached disk, `PID` the process of a virtual machine,\n\

@@ -368,10 +368,12 @@ fn a_mounted_tree_behaves_like_sysfs_and_unmounts_when_it_is_interrupted() {
     let names: Vec<_> = listed.map(|it| it.expect("an entry").file_name()).collect();
     assert!(names.iter().any(|name| name == "db1"), "{names:?}");
     assert!(fs::write(mounted.dir.join("new"), "1").is_err());
-    let over = daemon.attempt(&["mount", &mounted.dir.display().to_string()]);
-    let said = String::from_utf8_lossy(&over.stderr).into_owned();
-    assert!(!over.status.success(), "{said}");
-    assert!(said.contains("mounted there already"), "{said}");
+    for place in [mounted.dir.clone(), mounted.dir.join("thread")] {
+        let over = daemon.attempt(&["mount", &place.display().to_string()]);
+        let said = String::from_utf8_lossy(&over.stderr).into_owned();
+        assert!(!over.status.success(), "{said}");
+        assert!(said.contains("mounted already at"), "{said}");
+    }
     assert!(mounted.service.stop("TERM").success());
     assert!(!mounted.is_there());
     assert!(daemon.stop("TERM").success());

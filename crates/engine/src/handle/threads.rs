@@ -135,9 +135,7 @@ impl Placement {
             }
             (Wanted::Active, true) => {
                 if plan.active().count() == 1 {
-                    let text = format!(
-                        "I/O thread {thread} is the only one that takes disks: create or unlock another one first"
-                    );
+                    let text = format!("I/O thread {thread} is the only one that takes disks");
                     return Err(Error::new(Kind::Busy, text));
                 }
                 plan.threads[thread] = Wanted::Locked;
@@ -150,13 +148,14 @@ impl Placement {
         let mut plan = guard(&self.wanted);
         let text = match plan.of(thread)? {
             Wanted::Parked => return Err(parked(thread)),
-            Wanted::Active => format!("I/O thread {thread} takes disks: lock it first"),
+            Wanted::Active => format!("I/O thread {thread} takes disks: it is not locked"),
             Wanted::Locked => match plan.coming[thread] + self.peers.disks(thread) {
                 0 => {
                     plan.threads[thread] = Wanted::Parked;
                     return Ok(());
                 }
-                disks => format!("I/O thread {thread} has {disks} disks: move them first"),
+                1 => format!("I/O thread {thread} still has a disk"),
+                disks => format!("I/O thread {thread} still has {disks} disks"),
             },
         };
         Err(Error::new(Kind::Busy, text))
@@ -171,7 +170,7 @@ impl Placement {
                 return Ok(());
             }
             Wanted::Locked => {
-                format!("I/O thread {thread} is locked: unlock it, or choose another one")
+                format!("I/O thread {thread} is locked")
             }
             Wanted::Parked => return Err(parked(thread)),
         };
@@ -184,7 +183,7 @@ impl Placement {
 }
 
 fn parked(thread: usize) -> Error {
-    let text = format!("I/O thread {thread} does not run: create a thread first");
+    let text = format!("I/O thread {thread} is parked");
     Error::new(Kind::Invalid, text)
 }
 
@@ -250,7 +249,7 @@ impl Engine {
         if let Some(thread) = thread
             && plan.of(thread)? != Wanted::Active
         {
-            let text = format!("I/O thread {thread} takes no disks: unlock or create it first");
+            let text = format!("I/O thread {thread} takes no disks");
             return Err(Error::new(Kind::Busy, text));
         }
         plan.default = thread;

@@ -101,7 +101,7 @@ fn set_policy(on: &dyn Controlled, value: &str) -> Outcome<String> {
 
 fn set_min(on: &dyn Controlled, value: &str) -> Outcome<String> {
     let Settings { policy, limits } = on.monitor()?.settings;
-    let min = number_up_to(value, limits.max.into())?;
+    let min = number_up_to(value, limits.max.into(), "/monitor/max")?;
     let limits = Limits { min, ..limits };
     on.set_monitor(Settings { policy, limits })?;
     Ok(String::new())
@@ -109,7 +109,11 @@ fn set_min(on: &dyn Controlled, value: &str) -> Outcome<String> {
 
 fn set_max(on: &dyn Controlled, value: &str) -> Outcome<String> {
     let Settings { policy, limits } = on.monitor()?.settings;
-    let max = number_up_to(value, on.threads()?.len())?;
+    let max = number_up_to(
+        value,
+        on.threads()?.len(),
+        "the number of I/O threads that exist",
+    )?;
     if max < limits.min {
         return Err(senseless(
             value,
@@ -121,9 +125,14 @@ fn set_max(on: &dyn Controlled, value: &str) -> Outcome<String> {
     Ok(String::new())
 }
 
-/// A number of threads.
-fn number_up_to(value: &str, most: usize) -> Outcome<u16> {
+/// A number of threads, at most `most`, which is `what`.
+fn number_up_to(value: &str, most: usize, what: &str) -> Outcome<u16> {
     let number = number(value).and_then(|number| u16::try_from(number).ok());
     let number = number.filter(|number| (1..=most).contains(&usize::from(*number)));
-    number.ok_or_else(|| senseless(value, &format!("write a number from 1 to {most}")))
+    number.ok_or_else(|| {
+        senseless(
+            value,
+            &format!("write a number from 1 to {most}: that is {what}"),
+        )
+    })
 }

@@ -49,7 +49,7 @@ pub(super) fn remove(states: &[ThreadState], thread: u32, disks: &[Name]) -> Str
 pub(super) fn lock(states: &[ThreadState], thread: u32) -> String {
     match state(states, thread) {
         Some(ThreadState::Draining | ThreadState::Parked) => {
-            "nothing is left to do: a parked thread gets no disks".to_owned()
+            "nothing is left to do: a parked thread gets no disks. A lower /monitor/max keeps the policy from using it".to_owned()
         }
         Some(ThreadState::Active) if is_last(states, thread) => {
             format!("first {}: disks must have somewhere to go", another(states))
