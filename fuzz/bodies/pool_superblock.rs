@@ -40,7 +40,7 @@ fn check(bytes: &[u8]) -> Option<Unreadable> {
     let end = 128 + 8 * one.members.len();
     for at in differences(bytes, &again) {
         let is_free = match at {
-            10..16 | 36..40 | 96..128 => true,
+            10..16 | 36..40 | 104..128 => true,
             // The end of each place in the table.
             128.. if at < end => (at - 128) % 8 >= 6,
             _ => at >= end && at < BLOCK - 4,

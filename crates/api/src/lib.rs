@@ -4,7 +4,7 @@
 //! interprets it. This crate depends on no other crate of ours, so that a client needs only this one.
 //!
 //! Reading order: [`units`], [`name`] and [`or_default`] (the smallest values), [`config`] (`tidegate.toml`), [`descriptor`]
-//! (`disk.toml`), [`datastore`], [`disk`], [`iocontrol`], [`group`], [`cache`], [`stats`], [`curve`], [`explain`], [`events`],
+//! (`disk.toml`), [`datastore`], [`disk`], [`iocontrol`], [`group`], [`cache`], [`pool`], [`stats`], [`curve`], [`explain`], [`events`],
 //! [`status`], [`thread`], [`tree`], [`job`] (the types in REST), [`problem`] (the type of errors), [`routes`] (every route with its types).
 //!
 //! # Units
@@ -29,6 +29,7 @@ pub mod job;
 pub mod layout;
 pub mod name;
 pub mod or_default;
+pub mod pool;
 pub mod problem;
 pub mod routes;
 pub mod stats;

@@ -20,6 +20,9 @@ use crate::explain::Explanation;
 use crate::group::{Group, GroupList, GroupSet};
 use crate::job::{DiskExport, DiskImport, Job, JobList};
 use crate::layout::{DiskMove, DiskScrub, MemberAdd, MemberList};
+use crate::pool::{
+    Pool, PoolCheck, PoolCreate, PoolDestroy, PoolDestroyed, PoolGroupAdd, PoolList,
+};
 use crate::stats::{DiskStats, Sample};
 use crate::status::Status;
 use crate::thread::{DiskThread, DiskThreadSet, Thread, ThreadList};
@@ -180,6 +183,18 @@ routes! {
     CACHE_DEVICE_REPLACE: Post "/v1/caches/{name}/devices/{device}/replace", CacheDeviceAdd => Job;
     /// Removes one of two devices of a flash cache.
     CACHE_DEVICE_REMOVE: Delete "/v1/caches/{name}/devices/{device}", Nothing => Nothing;
+    /// All pools.
+    POOLS: Get "/v1/pools", Nothing => PoolList;
+    /// Creates a pool.
+    POOL_CREATE: Post "/v1/pools", PoolCreate => Pool;
+    /// One pool, by name.
+    POOL: Get "/v1/pools/{name}", Nothing => Pool;
+    /// Gives a pool another group.
+    POOL_ADD_GROUP: Post "/v1/pools/{name}/groups", PoolGroupAdd => Pool;
+    /// Checks a pool's catalog.
+    POOL_CHECK: Get "/v1/pools/{name}/check", Nothing => PoolCheck;
+    /// Destroys a pool without disks.
+    POOL_DESTROY: Post "/v1/pools/{name}/destroy", PoolDestroy => PoolDestroyed;
     /// Compares the members of a disk.
     DISK_SCRUB: Post "/v1/disks/{name}/scrub", DiskScrub => Job;
     /// Moves a disk to another datastore.

@@ -13,8 +13,8 @@ use crate::failure::Failure;
 use crate::output::{Colour, Console, Format, Talk};
 use crate::session::Session;
 use crate::{
-    cache, datastore, disk, documents, events, explain, filter, group, job, lab, mount, serve,
-    stats, status, thread, top, tree,
+    cache, datastore, disk, documents, events, explain, filter, group, job, lab, mount, pool,
+    serve, stats, status, thread, top, tree,
 };
 
 /// Tidegate serves virtual disks from datastores to virtual machines and NBD clients
@@ -117,6 +117,8 @@ enum Command {
     #[command(subcommand)]
     Cache(cache::Cache),
     #[command(subcommand)]
+    Pool(pool::Pool),
+    #[command(subcommand)]
     Thread(thread::Thread),
     Get(tree::Get),
     Set(tree::Set),
@@ -180,6 +182,7 @@ impl Cli {
             Command::Filter(verb) => verb.run(session),
             Command::Group(verb) => verb.run(session),
             Command::Cache(verb) => verb.run(session),
+            Command::Pool(verb) => verb.run(session),
             Command::Thread(verb) => verb.run(session),
             Command::Get(verb) => verb.run(session),
             Command::Set(verb) => verb.run(session),

@@ -1,5 +1,5 @@
-//! Shell completion of names, numbers and paths from the running daemon: disks, datastores, caches, members, devices, I/O
-//! threads, the control tree.
+//! Shell completion of names, numbers and paths from the running daemon: disks, datastores, caches, pools, members, devices,
+//! I/O threads, the control tree.
 //!
 //! No daemon, no names, and no message: a shell's prompt is no place for either. The root is the usual one or
 //! `TIDEGATE_ROOT`: an unfinished line is not parsed. It is only searched for a disk's name.
@@ -60,6 +60,20 @@ pub(crate) fn caches() -> ArgValueCandidates {
                 .help(Some(format!("{free} of {size} free").into()))
         };
         caches.into_iter().map(candidate).collect()
+    })
+}
+
+/// Completes names of pools.
+pub(crate) fn pools() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        let list = client().and_then(|client| client.glance(routes::POOLS).ok());
+        let pools = list.map(|list| list.pools).unwrap_or_default();
+        let candidate = |pool: tidegate_api::pool::Pool| {
+            let free = figures::bytes(pool.available_bytes);
+            CompletionCandidate::new(pool.name.to_string())
+                .help(Some(format!("{free} available").into()))
+        };
+        pools.into_iter().map(candidate).collect()
     })
 }
 

@@ -31,6 +31,7 @@ mod job;
 mod lab;
 mod mount;
 mod output;
+mod pool;
 mod prompt;
 mod serve;
 mod session;

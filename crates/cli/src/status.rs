@@ -247,7 +247,6 @@ mod tests {
             undone: 0,
             void: 0,
             failed: 0,
-            findings: 0,
             ticks: 0,
             cpu_us: 0,
         };

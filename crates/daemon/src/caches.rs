@@ -49,7 +49,7 @@ use totals::Totals;
 pub(crate) mod astray;
 mod budgets;
 pub(crate) mod chunks;
-mod devices;
+pub(crate) mod devices;
 mod exchange;
 pub(crate) mod policies;
 mod record;
@@ -266,7 +266,7 @@ impl Caches {
     }
 
     /// Fails if a path is a device of a cache of this host. `into` is the identity of the cache that is to have it, if that exists.
-    fn must_be_of_no_cache(&self, path: &Path, into: Option<Uuid>) -> Outcome<()> {
+    pub(crate) fn must_be_of_no_cache(&self, path: &Path, into: Option<Uuid>) -> Outcome<()> {
         let there = Identity::at(path).ok();
         let is_same =
             |device: &Path| device == path || there.is_some() && Identity::at(device).ok() == there;

@@ -45,6 +45,7 @@ mod notify;
 mod observe;
 mod one;
 mod os_error;
+mod pools;
 mod prepare;
 mod reference;
 mod rest;

@@ -40,6 +40,7 @@ mod explain;
 mod groups;
 mod jobs;
 mod layouts;
+mod pools;
 mod stats;
 mod threads;
 mod tree;
@@ -62,6 +63,7 @@ fn routes() -> Routes {
         .merge(disks::routes())
         .merge(groups::routes())
         .merge(caches::routes())
+        .merge(pools::routes())
         .merge(layouts::routes())
         .merge(jobs::routes())
         .merge(stats::routes())

@@ -1,6 +1,7 @@
 //! Leases of disks that several hosts can reach, in blocks on their datastore.
 //!
-//! The daemon has one [`Leases`] for each directory with blocks (`.tidegate/leases/`). It opens an image, takes the
+//! The daemon has one [`Leases`] for each directory with blocks (`.tidegate/leases/`), and one for pools, whose members
+//! have their blocks on themselves. It opens an image, takes the
 //! disk's [`Lease`], and passes both to the engine ([`OpenedImage::under`](crate::datastore::OpenedImage::under)). One
 //! thread for each directory (`renewer`) reads and writes the blocks by the core's rules, and may hang with the
 //! datastore. I/O threads only read a number (`fence`).
@@ -39,6 +40,7 @@ pub(crate) mod fence;
 mod guard;
 mod renewer;
 
+pub use block::OnDevice;
 pub use guard::Guard;
 
 /// How long a holder may go without renewing. Long enough for a datastore that is slow for a while, short enough for a
@@ -170,10 +172,41 @@ impl Leases {
         guard: Guard,
         takeover: Takeover,
     ) -> Result<Lease, Refused> {
+        self.request(disk, format!("disk {name}"), None, guard, takeover)
+    }
+
+    /// Takes the lease of a device that is open and locked, and has its block itself. `name` says what the device is, for
+    /// messages. Otherwise like [`take`](Leases::take).
+    ///
+    /// # Errors
+    /// If it belongs to another host, or that cannot be found out.
+    pub fn take_on(
+        &self,
+        device: OnDevice,
+        id: [u8; 16],
+        name: &str,
+        guard: Guard,
+        takeover: Takeover,
+    ) -> Result<Lease, Refused> {
+        let block = block::Block::on(device).map_err(|e| {
+            Refused::Trouble(Error::io(format!("cannot use the lease of {name}"), e))
+        })?;
+        self.request(id, name.into(), Some(block), guard, takeover)
+    }
+
+    fn request(
+        &self,
+        disk: [u8; 16],
+        name: String,
+        block: Option<block::Block>,
+        guard: Guard,
+        takeover: Takeover,
+    ) -> Result<Lease, Refused> {
         let (reply, answer) = channel();
         let request = renewer::LeaseRequest {
             disk,
-            name: name.into(),
+            name,
+            block,
             guard,
             takeover,
             reply,
@@ -241,6 +274,11 @@ impl Watch {
     /// Why the disk is not written any more, as a sentence.
     pub fn lost(&self) -> Option<&str> {
         self.0.lost()
+    }
+
+    /// Whether what it guards may be written now.
+    pub fn is_open(&self) -> bool {
+        self.0.is_open()
     }
 
     /// Whether all I/O of the disk waits: the lease was not renewed in time, and it is not known yet whether another

@@ -29,6 +29,8 @@ pub struct Standing {
     pub generation: u64,
     /// Bytes of the catalog's region.
     pub catalog: u64,
+    /// Bytes of it that are in use.
+    pub length: u64,
     /// Where grant 0 is on each member.
     pub data_at: u64,
     /// All members, by number.
@@ -130,7 +132,8 @@ pub fn judge(pool: [u8; 16], found: &[Found]) -> Result<Standing, Refusal> {
                 why,
             })
         };
-        if one.generation == newest.generation && one.members != newest.members
+        let says = |of: &Superblock| (of.members.clone(), of.length);
+        if one.generation == newest.generation && says(one) != says(&newest)
             || (one.catalog, one.data_at) != (newest.catalog, newest.data_at)
         {
             return refuse(Why::Contradiction);
@@ -157,6 +160,7 @@ pub fn judge(pool: [u8; 16], found: &[Found]) -> Result<Standing, Refusal> {
     Ok(Standing {
         generation: newest.generation,
         catalog: newest.catalog,
+        length: newest.length,
         data_at: newest.data_at,
         members: seats,
         unused,

@@ -11,7 +11,7 @@
 //!    0  magic "TIDEPOOL" 8, version 2
 //!   16  pool 16, member 2, members 2
 //!   40  generation 8, catalog at 8, catalog length 8, data at 8, size 8
-//!   80  sub-block 8, extents of a grant 4, grants of a metadata extent 4
+//!   80  sub-block 8, extents of a grant 4, grants of a metadata extent 4, catalog in use 8
 //!  128  by member: state 1, tier 1, group 2, column 2, unused 2
 //! 4092  CRC32C of all before it 4
 //! ```
@@ -40,10 +40,12 @@ pub struct Superblock {
     pub pool: [u8; 16],
     /// Which of its members this is.
     pub member: u16,
-    /// Grows whenever one of them changes its state.
+    /// Grows whenever one of them changes its state, or the catalog its length.
     pub generation: u64,
     /// Bytes of the catalog's region.
     pub catalog: u64,
+    /// Bytes of it that are in use.
+    pub length: u64,
     /// Where grant 0 is on each member, in bytes.
     pub data_at: u64,
     /// Bytes of this member that are used.
@@ -99,6 +101,7 @@ impl Superblock {
             .for_each(|number| out.put(&number.to_le_bytes()));
         out.put(&EXTENTS.to_le_bytes());
         out.put(&HEADERS.to_le_bytes());
+        out.put(&self.length.to_le_bytes());
         out.go_to(TABLE_AT);
         for place in &self.members {
             let state = match place.state {
@@ -133,9 +136,11 @@ impl Superblock {
             core::array::from_fn(|_| u64::from_le_bytes(from.take()));
         let [extents, headers]: [u32; 2] =
             core::array::from_fn(|_| u32::from_le_bytes(from.take()));
+        let length = u64::from_le_bytes(from.take());
         let is_known = (at, sub_block, extents, headers)
             == (CATALOG_AT, SUB_BLOCK, EXTENTS, HEADERS)
             && catalog <= MOST_CATALOG
+            && length <= catalog
             && catalog.is_multiple_of(BLOCK as u64)
             && data_at >= CATALOG_AT + catalog
             && data_at.is_multiple_of(SUB_BLOCK * EXTENT)
@@ -154,6 +159,7 @@ impl Superblock {
             member,
             generation,
             catalog,
+            length,
             data_at,
             size,
             members,
@@ -222,6 +228,7 @@ mod tests {
             member: 1,
             generation,
             catalog: 8 << 20,
+            length: 5 << 20,
             data_at: 9 << 20,
             size: 1 << 40,
             members: Vec::from([
@@ -279,6 +286,7 @@ mod tests {
             assert_eq!(Superblock::decode(&one.encode()), Err(Unreadable::Torn));
         };
         refused(|one| one.member = 3);
+        refused(|one| one.length = one.catalog + 1);
         refused(|one| one.members.clear());
         refused(|one| one.data_at = 8 << 20);
         refused(|one| one.data_at += 4096);

@@ -270,11 +270,11 @@ impl World {
             Action::Lock { thread } => {
                 let state = &mut self.threads[usize::from(thread)].state;
                 assert_eq!(*state, ThreadState::Active, "{action}");
-                *state = ThreadState::Leaving;
+                *state = ThreadState::Locked;
             }
             Action::Park { thread } => {
                 let at = usize::from(thread);
-                assert_eq!(self.threads[at].state, ThreadState::Leaving, "{action}");
+                assert_eq!(self.threads[at].state, ThreadState::Locked, "{action}");
                 assert!(self.disks.iter().all(|disk| disk.thread != at), "{action}");
                 self.threads[at].state = ThreadState::Parked;
             }

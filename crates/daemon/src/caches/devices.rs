@@ -13,6 +13,7 @@ use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::block::{BLOCK, Unreadable};
 use tidegate_core::layout::cache::label::{DeviceLabel, SeenRecord};
+use tidegate_core::pool::superblock::Superblock;
 use tidegate_engine::datastore::dir::SharedFile;
 
 use super::Record;
@@ -25,7 +26,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 const BEGINNING: usize = 1 << 20;
 
 /// Paths that become a cache. Files that were created for it are removed, unless it is created.
-pub(super) struct Prepared {
+pub(crate) struct Prepared {
     paths: Vec<PathBuf>,
     created: Vec<PathBuf>,
 }
@@ -41,19 +42,19 @@ impl Drop for Prepared {
 
 impl Prepared {
     /// Opens and locks them.
-    pub(super) fn open(&self) -> Outcome<Vec<SharedFile>> {
+    pub(crate) fn open(&self) -> Outcome<Vec<SharedFile>> {
         let open = |path: &PathBuf| lock(path, PATIENCE);
         self.paths.iter().map(open).collect()
     }
 
     /// The cache is created: its files stay.
-    pub(super) fn keep(mut self) {
+    pub(crate) fn keep(mut self) {
         self.created.clear();
     }
 }
 
 /// Creates the files that are missing.
-pub(super) fn prepare(paths: &[PathBuf], size: Option<u64>) -> Outcome<Prepared> {
+pub(crate) fn prepare(paths: &[PathBuf], size: Option<u64>) -> Outcome<Prepared> {
     let mut prepared = Prepared {
         paths: paths.to_vec(),
         created: Vec::new(),
@@ -161,21 +162,25 @@ fn missing_remedy(cache: &Name, nth: u8, record: &Record) -> String {
     }
 }
 
-pub(super) fn lock(path: &Path, patience: Duration) -> Outcome<SharedFile> {
+pub(crate) fn lock(path: &Path, patience: Duration) -> Outcome<SharedFile> {
     SharedFile::open(path, patience).map_err(|e| crate::host::problem(&e))
 }
 
 /// Fails if there is anything at the beginning of a device.
-pub(super) fn must_be_empty(file: &SharedFile) -> Outcome<()> {
+pub(crate) fn must_be_empty(file: &SharedFile) -> Outcome<()> {
     let mut bytes = vec![0; BEGINNING];
     file.read_at(&mut bytes, 0)
         .map_err(|e| os_error::io(format!("cannot read {}", file.path().display()), &e))?;
     if bytes.iter().all(|byte| *byte == 0) {
         return Ok(());
     }
-    let why = match DeviceLabel::decode(&bytes[..BLOCK]) {
-        Ok(_) => "it is a device of a flash cache, which may have what disks need",
-        Err(_) => "there is data in its first MiB: perhaps a file system or a partition table",
+    let why = match (
+        DeviceLabel::decode(&bytes[..BLOCK]),
+        Superblock::decode(&bytes[..BLOCK]),
+    ) {
+        (Ok(_), _) => "it is a device of a flash cache, which may have what disks need",
+        (_, Ok(_)) => "it is a member of a pool",
+        _ => "there is data in its first MiB: perhaps a file system or a partition table",
     };
     Err(Problem::new(
         ProblemCode::Exists,

@@ -33,6 +33,7 @@ use crate::disks::upstream_exports::UpstreamExports;
 use crate::files;
 use crate::host::Host;
 use crate::os_error::Outcome;
+use crate::pools::Pools;
 use crate::store::{self, Found, Store};
 use claims::{Claim, Claims};
 use queue::OneAtATime;
@@ -59,6 +60,7 @@ mod orders;
 mod outdated;
 mod path_allowlist;
 mod policy;
+mod pools;
 mod queue;
 mod relocate;
 mod remote_changes;
@@ -83,6 +85,7 @@ pub(crate) struct DiskService {
     controls: Controls,
     leases: leases::DiskLeases,
     caches: Caches,
+    pools: Pools,
     /// Caches with free chunks for a disk that could not have them when they came free.
     spread_later: Mutex<BTreeSet<Name>>,
     group_numbers: Mutex<groups::Numbers>,
@@ -125,6 +128,7 @@ impl DiskService {
     ) -> DiskService {
         let jobs = Arc::new(Jobs::open(root.state().join("jobs.toml")));
         let caches = Caches::new(&root.state());
+        let pools = Pools::new(&root.state(), controls.host().clone());
         DiskService {
             root,
             store,
@@ -132,6 +136,7 @@ impl DiskService {
             live,
             leases: leases::DiskLeases::new(controls.host().clone()),
             caches,
+            pools,
             spread_later: Mutex::default(),
             controls,
             group_numbers: Mutex::default(),

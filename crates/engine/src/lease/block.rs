@@ -1,6 +1,7 @@
-//! One disk's block in `.tidegate/leases`: uncached reads, durable writes.
+//! The block of a lease, in `.tidegate/leases` or at a fixed place of a device: uncached reads, durable writes.
 //!
-//! The file is opened for each access: if its directory was moved away, other hosts see a different file.
+//! A file in a datastore is opened for each access: if its directory was moved away, other hosts see a different file.
+//! A device stays open.
 
 use crate::beneath::Folder;
 use crate::sys::aligned::Aligned;
@@ -25,11 +26,28 @@ const FOLDER: &str = ".tidegate/leases";
 
 /// See the module.
 pub(super) struct Block {
-    directory: PathBuf,
-    name: String,
+    place: Place,
     /// For messages.
     path: PathBuf,
     page: Aligned,
+}
+
+/// A block at a fixed place of a file or device, which is open for direct and durable I/O where it can be.
+#[derive(Debug)]
+pub struct OnDevice {
+    pub(crate) file: File,
+    /// For messages.
+    pub(crate) path: PathBuf,
+    /// Bytes.
+    pub(crate) at: u64,
+}
+
+/// Where a block is.
+enum Place {
+    /// In a file of its own: a datastore's directory, and the file's name below it.
+    File(PathBuf, String),
+    /// At this offset of a device.
+    Device(File, u64),
 }
 
 impl Block {
@@ -40,11 +58,33 @@ impl Block {
     pub(super) fn new(directory: &Path, disk: [u8; 16]) -> io::Result<Block> {
         let name: String = disk.iter().map(|byte| format!("{byte:02x}")).collect();
         Ok(Block {
-            directory: directory.into(),
             path: directory.join(FOLDER).join(&name),
-            name,
+            place: Place::File(directory.into(), name),
             page: Aligned::new(SLOT)?,
         })
+    }
+
+    /// The block at an offset of a device. Accesses nothing yet.
+    ///
+    /// # Errors
+    /// If there is no memory.
+    pub(super) fn on(device: OnDevice) -> io::Result<Block> {
+        Ok(Block {
+            path: device.path,
+            place: Place::Device(device.file, device.at),
+            page: Aligned::new(SLOT)?,
+        })
+    }
+
+    /// What is wrong with an invalid block, as a remedy: half of a sentence.
+    pub(super) fn check(&self) -> String {
+        let path = self.path.display();
+        match self.place {
+            Place::File(..) => {
+                format!("check {path}, and remove it once no host has the disk open")
+            }
+            Place::Device(_, at) => format!("check what wrote to {path} at byte {at}"),
+        }
     }
 
     /// Its path.
@@ -57,13 +97,31 @@ impl Block {
     /// # Errors
     /// If it does not exist and cannot be created.
     pub(super) fn prepare(&self) -> io::Result<()> {
+        let Place::File(directory, _) = &self.place else {
+            return Ok(());
+        };
         let (parent, leases) = FOLDER.split_once('/').expect("one directory in another");
-        let parent = Folder::named(&self.directory)?.make_folder(parent, 0o755)?;
+        let parent = Folder::named(directory)?.make_folder(parent, 0o755)?;
         parent.make_folder(leases, 0o755).map(drop)
     }
 
+    /// Its file, if that has to be opened, and where the block is in it.
+    fn open(&self, mode: AccessMode, access: Access) -> io::Result<(File, u64)> {
+        match &self.place {
+            Place::File(directory, name) => {
+                let folder = Folder::named(directory)?.folder(FOLDER)?;
+                Ok((open(&folder, name, mode, access)?, 0))
+            }
+            Place::Device(file, at) => Ok((file.try_clone()?, *at)),
+        }
+    }
+
+    /// The directory of its file.
     fn folder(&self) -> io::Result<Folder> {
-        Folder::named(&self.directory)?.folder(FOLDER)
+        match &self.place {
+            Place::File(directory, _) => Folder::named(directory)?.folder(FOLDER),
+            Place::Device(..) => Err(io::ErrorKind::NotFound.into()),
+        }
     }
 
     /// Its content; zeroes if it was never written.
@@ -71,18 +129,20 @@ impl Block {
     /// # Errors
     /// If it cannot be read, or the directory does not exist: then nothing is known.
     pub(super) fn read(&mut self, mode: AccessMode) -> io::Result<&[u8]> {
-        let folder = self.folder()?;
+        let opened = match self.open(mode, Access::Read) {
+            // No directory: nothing is known. No file: it was never written.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.folder().map(|_| None),
+            opened => opened.map(Some),
+        }?;
         let page = self.page.bytes();
         page.fill(0);
-        let file = match open(&folder, &self.name, mode, Access::Read) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(page),
-            Err(error) => return Err(error),
+        let Some((file, at)) = opened else {
+            return Ok(page);
         };
         // A short file is left over from a failed creation: the rest counts as zeroes.
         let mut got = 0;
         while got < SLOT {
-            match file.read_at(&mut page[got..], got as u64) {
+            match file.read_at(&mut page[got..], at + got as u64) {
                 Ok(more) if more > 0 && got + more == SLOT => break,
                 // Direct I/O cannot continue within a block: a short read ends at the end of the file.
                 Ok(more) if more == 0 || mode == AccessMode::Shared => break,
@@ -99,14 +159,13 @@ impl Block {
     /// # Errors
     /// If it cannot be written; it may have been written nevertheless, or may be later.
     pub(super) fn write(&mut self, mode: AccessMode, bytes: &[u8; SLOT]) -> io::Result<()> {
-        let folder = self.folder()?;
-        let page = self.page.bytes();
-        page.copy_from_slice(bytes);
-        match open(&folder, &self.name, mode, Access::Write) {
-            Ok(file) => file.write_all_at(page, 0),
+        self.page.bytes().copy_from_slice(bytes);
+        match self.open(mode, Access::Write) {
+            Ok((file, at)) => file.write_all_at(self.page.bytes(), at),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let file = open(&folder, &self.name, mode, Access::Create)?;
-                file.write_all_at(page, 0)?;
+                let folder = self.folder()?;
+                let (file, at) = self.open(mode, Access::Create)?;
+                file.write_all_at(self.page.bytes(), at)?;
                 match mode {
                     AccessMode::Shared => folder.sync(),
                     AccessMode::Notice => Ok(()),
@@ -150,6 +209,32 @@ mod tests {
     use super::*;
     use std::fs;
     use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_block_of_a_device_is_at_its_offset_and_changes_nothing_else() {
+        let dir = tempdir();
+        let path = dir.path().join("member");
+        fs::write(&path, vec![7; 4 * SLOT]).expect("a file");
+        let device = OnDevice {
+            file: File::options()
+                .read(true)
+                .write(true)
+                .open(&path)
+                .expect("it opens"),
+            path: path.clone(),
+            at: 2 * SLOT as u64,
+        };
+        let mut block = Block::on(device).expect("memory");
+        block.prepare().expect("nothing to do");
+        for mode in [AccessMode::Shared, AccessMode::Notice] {
+            block.write(mode, &[9; SLOT]).expect("a write");
+            assert_eq!(block.read(mode).expect("a read"), [9; SLOT]);
+        }
+        let bytes = fs::read(&path).expect("there");
+        assert_eq!(bytes.len(), 4 * SLOT);
+        let others = bytes[..2 * SLOT].iter().chain(&bytes[3 * SLOT..]);
+        assert!(others.into_iter().all(|byte| *byte == 7));
+    }
 
     #[test]
     fn no_link_in_the_path_of_a_lease_is_followed_and_a_fifo_does_not_block() {

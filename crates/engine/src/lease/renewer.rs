@@ -46,7 +46,10 @@ pub(super) enum Command {
 /// A request for a disk's lease.
 pub(super) struct LeaseRequest {
     pub(super) disk: [u8; 16],
+    /// What it is, and its name, such as `disk db1`.
     pub(super) name: String,
+    /// Where the block is, if it is not in the directory.
+    pub(super) block: Option<Block>,
     pub(super) guard: Guard,
     pub(super) takeover: Takeover,
     pub(super) reply: Sender<Result<Granted, Refused>>,
@@ -179,12 +182,16 @@ impl Renewer {
         }
     }
 
-    fn begin(&mut self, request: LeaseRequest) -> Result<(), Refused> {
+    fn begin(&mut self, mut request: LeaseRequest) -> Result<(), Refused> {
+        let own = request.block.take();
         let trouble = |what: &str, e| {
-            let text = format!("cannot {what} the lease of disk {}", request.name);
+            let text = format!("cannot {what} the lease of {}", request.name);
             Refused::Trouble(Error::io(text, e))
         };
-        let created = Block::new(&self.settings.directory, request.disk);
+        let created = match own {
+            Some(block) => Ok(block),
+            None => Block::new(&self.settings.directory, request.disk),
+        };
         let mut block = created.map_err(|e| trouble("allocate", e))?;
         let prepared = block.prepare();
         let (key, mut guard) = (self.next, request.guard);
@@ -199,7 +206,7 @@ impl Renewer {
                 let recorded =
                     prepared.and_then(|()| self.note(&mut block, request.disk, found.as_ref()));
                 if let Err(error) = &recorded {
-                    tracing::debug!(disk = %request.name, %error, "the holder of a disk cannot be recorded; its lock guards it nevertheless");
+                    tracing::debug!(lease = %request.name, %error, "the holder of a disk cannot be recorded; its lock guards it nevertheless");
                 }
                 let protection = Protection::Notice(recorded.ok());
                 let fence = None;
@@ -215,7 +222,7 @@ impl Renewer {
         };
         if self.leases.iter().any(twice) {
             let text = format!(
-                "disk {} is open on this host already, or another with the same uuid",
+                "{} is open on this host already, or another with the same uuid",
                 request.name
             );
             return Err(Refused::Trouble(Error::new(Kind::Busy, text)));
@@ -379,7 +386,10 @@ impl Renewed {
         if let (Standing::Held(_), Some(end)) = (standing, self.lease.write_before()) {
             self.fence.open_before(end);
             if std::mem::take(&mut self.lapsed) {
-                tracing::warn!(disk = name, "its lease was regained: pending I/O continues");
+                tracing::warn!(
+                    lease = name,
+                    "its lease was regained: pending I/O continues"
+                );
             }
         }
         match self.waiting.take() {
@@ -422,9 +432,9 @@ impl Renewed {
             Standing::Refused { live: false, .. } => Some(Err(Refused::Silent(other()))),
             Standing::Unreadable(why) => {
                 let text = format!(
-                    "the lease of disk {name} is not valid, {}: check {file}, and remove it once \
-                     no host has the disk open",
-                    unreadable(why)
+                    "the lease of {name} is not valid, {}: {}",
+                    unreadable(why),
+                    block.check()
                 );
                 let kind = match why {
                     Unreadable::Newer(_) => Kind::Unsupported,
@@ -433,7 +443,7 @@ impl Renewed {
                 Some(Err(Refused::Trouble(Error::new(kind, text))))
             }
             Standing::Rest | Standing::Trying(_) | Standing::Lost(_) => {
-                let what = format!("cannot use the lease of disk {name} in {file}");
+                let what = format!("cannot use the lease of {name} in {file}");
                 let gives_up = late || self.trouble.is_some();
                 gives_up.then(|| Err(failed(what, self.trouble.take())))
             }
@@ -447,7 +457,7 @@ impl Renewed {
                 let why = self.trouble.as_ref().map(io::Error::to_string);
                 if !std::mem::replace(&mut self.lapsed, true) {
                     tracing::warn!(
-                        disk = name,
+                        lease = name,
                         why,
                         "its lease was not renewed in time: I/O waits until it is known that no other host has taken the disk"
                     );
@@ -473,7 +483,7 @@ impl Renewed {
             None => "its lease was lost, and another host may have had the disk since".to_owned(),
         };
         tracing::error!(
-            disk = name,
+            lease = name,
             "{why}: nothing more is written to it; detach it"
         );
         self.fence.lose(why);
@@ -486,7 +496,7 @@ impl Renewed {
         if let Act::Write(bytes) = self.lease.next(os::boottime()) {
             self.write(block, &bytes);
             if let Some(error) = &self.trouble {
-                tracing::warn!(disk = name, %error, guard = ?self.guard, "its lease could not be released: other hosts will see it expire");
+                tracing::warn!(lease = name, %error, guard = ?self.guard, "its lease could not be released: other hosts will see it expire");
             }
         }
     }

@@ -103,8 +103,7 @@ impl Auto {
         let Some(leaving) = self.leaving else { return };
         let (thread, at) = (leaving.thread, usize::from(leaving.thread));
         let state = snapshot.threads.get(at).map(|thread| thread.state);
-        // An administrator may have locked it, too, or taken it into use.
-        if state != Some(ThreadState::Leaving) {
+        if state != Some(ThreadState::Locked) {
             self.leaving = None;
             return;
         }

@@ -18,6 +18,7 @@ fn superblock(member: u16, generation: u64, states: &[MemberState]) -> Superbloc
         member,
         generation,
         catalog: 8 << 20,
+        length: 1 << 20,
         data_at: 9 << 20,
         size: 1 << 30,
         members: places.collect(),

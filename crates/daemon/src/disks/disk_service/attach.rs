@@ -172,6 +172,7 @@ impl DiskService {
             let hasty = disk_service.detach_all();
             disk_service.host.stop();
             disk_service.leases.end();
+            disk_service.pools.end();
             // The receiver may have given up and exited.
             let _ = tell.send(hasty);
         };

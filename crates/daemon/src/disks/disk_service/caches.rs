@@ -65,7 +65,10 @@ impl DiskService {
     pub(crate) fn create_cache(&self, order: &CacheCreate) -> Outcome<Cache> {
         let what = format!("cannot create cache {}", order.name);
         self.caches
-            .create(order, |path| self.must_be_no_image_of_ours(path))
+            .create(order, |path| {
+                self.must_be_no_image_of_ours(path)?;
+                self.pools.must_be_of_no_pool(path)
+            })
             .map_err(|e| e.within(&what))?;
         tracing::info!(cache = %order.name, "created");
         self.cache(&order.name)

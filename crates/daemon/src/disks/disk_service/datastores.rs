@@ -178,6 +178,12 @@ impl DiskService {
     ) -> Outcome<Datastore> {
         // Before the check of its path, which depends on the stored records for that name.
         self.store.must_be_new_datastore(name)?;
+        if self.pools.has(name) {
+            let what = format!("cannot add datastore {name}");
+            return Err(Problem::new(ProblemCode::Exists, what)
+                .because("there is a pool of that name, and disks name either by its name")
+                .remedy("choose another name"));
+        }
         check(name, &settings)?;
         // Two concurrent commands do not see each other's new datastore.
         let Some(_turn) = self.adding.enter(ADD_PATIENCE) else {

@@ -47,7 +47,7 @@ pub(super) const NODES: &[Node] = &[
     },
     Node {
         path: "/thread/N/state",
-        about: "`active`, `locked`, `leaving` (the policy empties it), `draining` or `parked`",
+        about: "`active`, `locked`, `draining` or `parked`",
         file: thread(|it| it.state.as_str().to_owned()),
     },
     Node {
@@ -146,8 +146,7 @@ pub(super) const NODES: &[Node] = &[
 ];
 
 fn is_used(thread: &Thread) -> bool {
-    use ThreadState::{Active, Leaving, Locked};
-    matches!(thread.state, Active | Locked | Leaving)
+    matches!(thread.state, ThreadState::Active | ThreadState::Locked)
 }
 
 fn create(on: &dyn Controlled, value: &str) -> Outcome<String> {

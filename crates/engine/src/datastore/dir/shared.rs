@@ -12,8 +12,11 @@ use super::{Options, image_of};
 use crate::datastore::OpenedImage;
 use crate::datastore::condition::Condition;
 use crate::error::{Error, Kind, Result};
+use crate::lease::OnDevice;
+use rustix::fs::{Advice, fadvise};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
+use std::num::NonZeroU64;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -83,6 +86,48 @@ impl SharedFile {
     pub fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         self.files.buffered.write_all_at(bytes, offset)?;
         self.files.buffered.sync_data()
+    }
+
+    /// Reads bytes that another host may have written since they were read here. Blocks.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub fn read_fresh_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        let length = NonZeroU64::new(u64::try_from(bytes.len()).unwrap_or(0));
+        fadvise(&self.files.buffered, offset, length, Advice::DontNeed)?;
+        self.read_at(bytes, offset)
+    }
+
+    /// Writes bytes at an offset. They are durable after [`sync`](SharedFile::sync). Blocks.
+    ///
+    /// # Errors
+    /// If they cannot be written.
+    pub fn write_unsynced_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.files.buffered.write_all_at(bytes, offset)
+    }
+
+    /// Makes durable what was written. Blocks.
+    ///
+    /// # Errors
+    /// If it is not durable. It may never be, even if a later call succeeds.
+    pub fn sync(&self) -> io::Result<()> {
+        self.files.buffered.sync_data()
+    }
+
+    /// The place of its lease's block, at this offset.
+    ///
+    /// # Errors
+    /// If it cannot be opened once more.
+    pub fn lease_at(&self, at: u64) -> Result<OnDevice> {
+        // A file system without direct I/O is in this host's memory.
+        let file = self
+            .reopen(libc::O_DIRECT | libc::O_DSYNC)
+            .or_else(|_| self.reopen(libc::O_DSYNC))?;
+        Ok(OnDevice {
+            file,
+            path: self.path.clone(),
+            at,
+        })
     }
 
     /// An image of the whole file for one disk.

@@ -1,0 +1,186 @@
+//! Commands on pools, and what REST says of them.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use tidegate_api::name::Name;
+use tidegate_api::pool::{
+    Pool, PoolCheck, PoolCreate, PoolDestroy, PoolDestroyed, PoolGroup, PoolGroupAdd, PoolLayout,
+    PoolLevel, PoolMember, PoolTier,
+};
+use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_core::pool::level::Level;
+use tidegate_core::pool::superblock::MemberState;
+use tidegate_core::pool::{GRANT, Tier};
+
+use super::DiskService;
+use crate::os_error::Outcome;
+use crate::pools::{OpenPool, Pools};
+
+impl DiskService {
+    /// All pools. One that cannot be used has its problem, and zeroes.
+    pub(crate) fn pools(&self) -> Outcome<Vec<Pool>> {
+        let names = self.pools.names()?;
+        let pool = |name: Name| match self.pool(&name) {
+            Ok(pool) => pool,
+            Err(problem) => unusable(&self.pools, name, problem),
+        };
+        Ok(names.into_iter().map(pool).collect())
+    }
+
+    /// One pool.
+    pub(crate) fn pool(&self, name: &Name) -> Outcome<Pool> {
+        let record = self.pools.record(name)?;
+        let described = self.pools.with(name, |pool| describe(name, pool));
+        described.map(|pool| Pool {
+            uuid: record.uuid.to_string(),
+            ..pool
+        })
+    }
+
+    /// Creates a pool.
+    pub(crate) fn create_pool(&self, order: &PoolCreate) -> Outcome<Pool> {
+        let name = &order.name;
+        let what = format!("cannot create pool {name}");
+        if self.store.datastores()?.contains_key(name) {
+            return Err(Problem::new(ProblemCode::Exists, what)
+                .because(format!(
+                    "there is a datastore {name}, and disks name either by its name"
+                ))
+                .remedy("choose another name"));
+        }
+        self.pools
+            .create(order, |path| self.must_be_unused(path))
+            .map_err(|e| e.within(&what))?;
+        tracing::info!(pool = %name, "created");
+        self.pool(name)
+    }
+
+    /// Gives a pool another group.
+    pub(crate) fn add_pool_group(&self, name: &Name, order: &PoolGroupAdd) -> Outcome<Pool> {
+        self.pools
+            .add_group(name, order, |path| self.must_be_unused(path))
+            .map_err(|e| e.within(format!("cannot add a group to pool {name}")))?;
+        tracing::info!(pool = %name, "has another group");
+        self.pool(name)
+    }
+
+    /// Checks a pool's catalog.
+    pub(crate) fn check_pool(&self, name: &Name) -> Outcome<PoolCheck> {
+        self.pools.with(name, |pool| {
+            let catalog = &pool.catalog;
+            Ok(PoolCheck {
+                name: name.clone(),
+                findings: catalog.check()?,
+                disks: catalog.disks()?.len() as u64,
+                snapshots: catalog.snapshots()?.len() as u64,
+                grants: catalog.grants()?.len() as u64,
+            })
+        })
+    }
+
+    /// Destroys a pool without disks.
+    pub(crate) fn destroy_pool(&self, name: &Name, order: &PoolDestroy) -> Outcome<PoolDestroyed> {
+        self.pools
+            .destroy(name, order)
+            .map_err(|e| e.within(format!("cannot destroy pool {name}")))?;
+        tracing::info!(pool = %name, "destroyed");
+        Ok(PoolDestroyed { name: name.clone() })
+    }
+
+    /// Fails if a path is used by a disk or a cache of this host.
+    fn must_be_unused(&self, path: &Path) -> Outcome<()> {
+        self.must_be_no_image_of_ours(path)?;
+        self.caches.must_be_of_no_cache(path, None)
+    }
+}
+
+/// A pool that is open, without its uuid.
+fn describe(name: &Name, pool: &OpenPool) -> Outcome<Pool> {
+    let catalog = &pool.catalog;
+    let space = catalog.space();
+    let (catalog_bytes, catalog_used_bytes) = catalog.member_set().size();
+    let members = catalog.member_set().members();
+    let mut groups = BTreeMap::new();
+    for (number, row) in catalog.groups()? {
+        let group = PoolGroup {
+            group: number,
+            layout: layout_of(&row.layout),
+            tier: match row.tier {
+                Tier::Fast => PoolTier::Fast,
+                Tier::Slow => PoolTier::Slow,
+            },
+            size_bytes: 0,
+            used_bytes: 0,
+            members: Vec::new(),
+        };
+        groups.insert(number, group);
+    }
+    for ((number, member), path) in (0..).zip(&members).zip(pool.paths()) {
+        let Some(group) = groups.get_mut(&member.place.group) else {
+            continue;
+        };
+        if let Some((free, all)) = catalog.broker().column(member.place.column) {
+            group.size_bytes += u64::from(all) * GRANT;
+            group.used_bytes += u64::from(all - free) * GRANT;
+        }
+        group.members.push(PoolMember {
+            member: number,
+            path,
+            size_bytes: member.size,
+            is_current: member.place.state == MemberState::Current && member.trouble.is_none(),
+            trouble: member.trouble.clone(),
+        });
+    }
+    Ok(Pool {
+        name: name.clone(),
+        uuid: String::new(),
+        size_bytes: space.all * GRANT,
+        used_bytes: space.used * GRANT,
+        reserved_bytes: space.reserved * GRANT,
+        available_bytes: space.available * GRANT,
+        level: match space.level {
+            Level::Ample => PoolLevel::Ample,
+            Level::Filling => PoolLevel::Filling,
+            Level::Low => PoolLevel::Low,
+            Level::Critical => PoolLevel::Critical,
+        },
+        grant_bytes: GRANT,
+        catalog_bytes,
+        catalog_used_bytes,
+        groups: groups.into_values().collect(),
+        disks: catalog.disks()?.len() as u64,
+        problem: None,
+    })
+}
+
+fn layout_of(text: &str) -> PoolLayout {
+    let all = [
+        PoolLayout::Single,
+        PoolLayout::Stripe,
+        PoolLayout::Mirror,
+        PoolLayout::MirrorStripe,
+    ];
+    let named = all.into_iter().find(|layout| layout.as_str() == text);
+    named.unwrap_or_default()
+}
+
+/// A pool that cannot be used.
+fn unusable(pools: &Pools, name: Name, problem: Problem) -> Pool {
+    let uuid = pools.record(&name).map(|record| record.uuid.to_string());
+    Pool {
+        name,
+        uuid: uuid.unwrap_or_default(),
+        size_bytes: 0,
+        used_bytes: 0,
+        reserved_bytes: 0,
+        available_bytes: 0,
+        level: PoolLevel::default(),
+        grant_bytes: GRANT,
+        catalog_bytes: 0,
+        catalog_used_bytes: 0,
+        groups: Vec::new(),
+        disks: 0,
+        problem: Some(problem),
+    }
+}
