@@ -339,10 +339,13 @@ pub enum Happening {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         conditions: Option<DenseConditions>,
     },
-    /// The policy of I/O threads decided something.
+    /// The policy of I/O threads decided something, or an administrator changed them.
     IoThreads {
         /// What is done.
         action: IoThreadAction,
+        /// Who decided it.
+        #[serde(default)]
+        by: IoThreadActor,
         /// The disk that moves, if one does.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         disk: Option<Name>,
@@ -354,6 +357,9 @@ pub enum Happening {
         /// Why it could not be carried out, if it could not.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         failed: Option<String>,
+        /// How often the same, or something else about the same thread, was found since the last such event.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        repeats: u64,
     },
     /// Events were lost because the queue was full.
     Missed {
@@ -362,7 +368,23 @@ pub enum Happening {
     },
 }
 
-/// What the policy of I/O threads does.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// Who changes I/O threads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum IoThreadActor {
+    /// The policy.
+    #[default]
+    Policy,
+    /// An administrator, by a command, REST, or the control tree.
+    Administrator,
+}
+
+/// What is done with I/O threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum IoThreadAction {
@@ -372,6 +394,8 @@ pub enum IoThreadAction {
     Activate,
     /// A thread takes no more disks.
     Lock,
+    /// A locked thread takes disks again.
+    Unlock,
     /// A thread without disks sleeps until it is needed.
     Park,
     /// Idle threads may poll.
@@ -520,6 +544,8 @@ mod tests {
                 thread: None,
                 why: String::new(),
                 failed: None,
+                by: IoThreadActor::Policy,
+                repeats: 0,
             },
             Happening::Missed { count: 1 },
         ];

@@ -91,6 +91,8 @@ pub struct ThreadPolicyStatus {
     pub void: u64,
     /// Decisions that could not be carried out.
     pub failed: u64,
+    /// How often requests were found to wait for a thread that could not be relieved.
+    pub findings: u64,
     /// How often it has looked at the threads.
     pub ticks: u64,
     /// CPU time that it has used, in microseconds.

@@ -15,8 +15,10 @@ use crate::name::Name;
 pub enum ThreadState {
     /// It serves disks, and gets new ones.
     Active,
-    /// It serves its disks, and gets no others.
+    /// An administrator locked it: it serves its disks, and gets no others.
     Locked,
+    /// The policy empties it: it serves its disks until they have moved, and is parked then.
+    Leaving,
     /// It is removed: its disks are gone, and it waits for I/O that it started.
     Draining,
     /// It is not used: it has no disks and sleeps.
@@ -29,6 +31,7 @@ impl ThreadState {
         match self {
             ThreadState::Active => "active",
             ThreadState::Locked => "locked",
+            ThreadState::Leaving => "leaving",
             ThreadState::Draining => "draining",
             ThreadState::Parked => "parked",
         }

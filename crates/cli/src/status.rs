@@ -247,6 +247,7 @@ mod tests {
             undone: 0,
             void: 0,
             failed: 0,
+            findings: 0,
             ticks: 0,
             cpu_us: 0,
         };

@@ -372,6 +372,7 @@ fn new_disks(thread: &Answer) -> String {
             "those that come while it has the fewest disks, unless /thread/default names another thread"
         }
         ThreadState::Locked => "none: it is locked",
+        ThreadState::Leaving => "none: the policy empties it",
         ThreadState::Draining | ThreadState::Parked => "none: it is not in use",
     };
     text.to_owned()

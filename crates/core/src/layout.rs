@@ -26,7 +26,8 @@ use alloc::vec::Vec;
 use cache::CacheSetup;
 use cache::policy::Exported;
 use core::num::NonZeroU64;
-use pool::PoolReport;
+use core::ops::Range;
+use pool::{Generation, PoolReport};
 
 pub use crate::request::Target;
 pub(crate) use arena::Held;
@@ -321,6 +322,12 @@ pub trait Layout: Send {
 
     /// The state of the disk in its pool, if it is one of a pool.
     fn pooled(&self) -> Option<PoolReport> {
+        None
+    }
+
+    /// Which parts of a pool's disk may differ between two of its generations, in bytes, ascending. None: there is no such
+    /// generation, or it is none of a pool that is open.
+    fn changed(&self, _from: Generation, _to: Generation) -> Option<Vec<Range<u64>>> {
         None
     }
 

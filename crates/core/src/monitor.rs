@@ -8,7 +8,8 @@
 //! - A policy is deterministic: equal snapshots in equal order lead to equal decisions. [`record`] stores snapshots as
 //!   text, so what happened on a host replays through every policy.
 //! - Each decision carries the inputs that led to it, in values.
-//! - A thread that an administrator locked gets no disk, and is neither parked nor unlocked ([`ThreadState::Locked`]).
+//! - A thread that an administrator locked gets no disk, and is neither parked nor unlocked ([`ThreadState::Locked`]). One that
+//!   a policy empties is another matter ([`ThreadState::Leaving`]).
 //! - Nothing is asked of a host without load: see [`Policy::next`].
 //!
 //! # Picture
@@ -23,6 +24,7 @@
 
 pub mod auto;
 pub mod decision;
+pub mod findings;
 pub mod iocm;
 pub mod none;
 pub mod record;
@@ -30,6 +32,7 @@ pub mod snapshot;
 pub mod spdk;
 
 pub use decision::{Action, Decision, Why};
+pub use findings::Findings;
 pub use snapshot::{Class, DiskLoad, HostLoad, Snapshot, ThreadLoad, ThreadState, weight};
 
 use crate::units::Span;

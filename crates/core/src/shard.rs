@@ -28,6 +28,7 @@ use crate::effect::{ControlId, Effect};
 use crate::filter::stats::Pulse;
 use crate::filter::{FilterKey, FilterReport, Io, Why};
 use crate::layout::cache::policy::Exported;
+use crate::layout::pool::Generation;
 use crate::layout::{Arena, LayoutReport, OrderRefusal, Ordered};
 use crate::qos::{DiskQos, Schedulers};
 use crate::request::{Data, DiskId, Fault, IoId, Outcome, Request, Token};
@@ -38,6 +39,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
+use core::ops::Range;
 use dispatch::stack_cx;
 use gate::Gate;
 
@@ -136,6 +138,18 @@ impl Shard {
     pub fn export_policy(&self, disk: DiskId, most: usize, out: &mut Vec<u8>) -> Option<Exported> {
         let disk = self.disks.get(disk.0 as usize)?.as_ref()?;
         disk.stack.export_policy(most, out)
+    }
+
+    /// Which parts of a pool's disk may differ between two of its generations, in bytes, ascending. None: there is no such
+    /// disk or generation, or it is not one of a pool that is open.
+    pub fn changed(
+        &self,
+        disk: DiskId,
+        from: Generation,
+        to: Generation,
+    ) -> Option<Vec<Range<u64>>> {
+        let disk = self.disks.get(disk.0 as usize)?.as_ref()?;
+        disk.stack.changed(from, to)
     }
 
     /// Handles one event. Appends the effects to `out`, in order.
@@ -292,7 +306,9 @@ impl Shard {
                 self.strays += u64::from(known != Some(true));
             }
             Event::LayoutOrder { disk, order } => {
-                let ordered = match self.is_held(disk) {
+                // What is under way may wait for a pool's grant, or until a pool's disk goes on.
+                let may_pass = order.is_of_pool() && !self.has_drained(disk);
+                let ordered = match self.is_held(disk) && !may_pass {
                     true => Some(Err(OrderRefusal::NotOpen)),
                     false => self.with_stack(now, disk, out, |stack, cx| stack.order(cx, order)),
                 };

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use std::path::PathBuf;
 use tidegate_core::layout::cache::blocks::{Header, Journalled};
 use tidegate_core::layout::cache::label::{DeviceLabel, SeenRecord};
+use tidegate_core::layout::pool;
 use tidegate_core::pool::superblock::Superblock;
 
 #[path = "../../../fuzz/bodies/cache_blocks.rs"]
@@ -12,6 +13,8 @@ mod cache_blocks;
 mod member_label;
 #[path = "../../../fuzz/bodies/mirror_state.rs"]
 mod mirror_state;
+#[path = "../../../fuzz/bodies/pool_blocks.rs"]
+mod pool_blocks;
 #[path = "../../../fuzz/bodies/pool_superblock.rs"]
 mod pool_superblock;
 #[path = "../../../fuzz/bodies/sealed.rs"]
@@ -66,6 +69,19 @@ fn damaged_and_contradictory_states_are_handled() {
 }
 
 #[test]
+fn damaged_and_contradictory_headers_and_roots_of_a_pool_are_handled() {
+    let corpus = corpus("pool_blocks");
+    corpus.iter().for_each(|input| pool_blocks::run(input));
+    let is_read = |is_one: fn(&[u8]) -> bool| corpus.iter().any(|input| is_one(input));
+    assert!(is_read(|input| {
+        pool::Header::decode(input).is_ok_and(|header| header.marks.len() > 100)
+    }));
+    assert!(is_read(|input| {
+        pool::Root::decode(input).is_ok_and(|root| root.generations.len() > 100)
+    }));
+}
+
+#[test]
 fn damaged_and_contradictory_superblocks_of_a_pool_are_handled() {
     let corpus = corpus("pool_superblock");
     corpus.iter().for_each(|input| pool_superblock::run(input));
@@ -89,6 +105,7 @@ proptest! {
         member_label::run(&changed(&corpus("member_label"), which, at, byte));
         mirror_state::run(&changed(&corpus("mirror_state"), which, at, byte));
         cache_blocks::run(&changed(&corpus("cache_blocks"), which, at, byte));
+        pool_blocks::run(&changed(&corpus("pool_blocks"), which, at, byte));
         pool_superblock::run(&changed(&corpus("pool_superblock"), which, at, byte));
     }
 }

@@ -6,6 +6,10 @@
     reason = "the world's small numbers"
 )]
 
+#[path = "monitor/cpus.rs"]
+mod cpus;
+#[path = "monitor/swings.rs"]
+mod swings;
 #[path = "monitor/world.rs"]
 mod world;
 
@@ -102,7 +106,7 @@ fn one_disk_alone_is_reported_once_and_left_where_it_is() {
     let texts: Vec<String> = world.log.iter().map(ToString::to_string).collect();
     assert_eq!(texts.len(), 1, "{texts:?}");
     assert!(
-        texts[0].starts_with("stay: one-disk thread=0 disk=0"),
+        texts[0].starts_with("stay: one disk is the whole load of thread 0 "),
         "{texts:?}"
     );
 }

@@ -166,7 +166,7 @@ export class HostPage {
 
 /** The state of an I/O thread: a sign and a word. */
 export function stateOfThread({ state }) {
-  return { active: "✓ active", locked: "⊘ locked", draining: "… draining", parked: "· parked" }[state];
+  return { active: "✓ active", locked: "⊘ locked", leaving: "… leaving", draining: "… draining", parked: "· parked" }[state];
 }
 
 /** Whether a datastore is congested, as a badge. */

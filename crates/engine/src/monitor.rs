@@ -7,7 +7,9 @@
 //! # Always true
 //! - in an idle daemon it does not wake up, under any policy
 //! - it sends I/O threads nothing but moves, and takes no lock of theirs but that of an inbox
-//! - each decision becomes an event with its inputs, and with the error if it could not be carried out
+//! - each change becomes an event with its inputs, and with the error if it could not be carried out; findings and failures
+//!   that repeat are counted ([`Findings`])
+//! - nothing is done under settings that were replaced, once [`Monitor::set`] has returned
 //!
 //! # Picture
 //! ```text
@@ -28,10 +30,13 @@ pub(crate) use waker::Waker;
 use crate::error::{Error, Result};
 use crate::sys::os;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tidegate_core::monitor::{Action, Decision, Kind, Limits, Policy, Snapshot, ThreadNumber, Why};
+use tidegate_core::monitor::decision::Verdict;
+use tidegate_core::monitor::{
+    Action, Decision, Findings, Kind, Limits, Policy, Snapshot, ThreadNumber, Why,
+};
 use tidegate_core::units::{Span, Time};
 
 /// The monitor rests after this time without load. Origin: twice the second after which `auto` lets a thread go, so
@@ -69,6 +74,8 @@ pub struct Event {
     pub decision: Decision,
     /// Why it could not be carried out.
     pub failed: Option<String>,
+    /// Decisions like it since the last event of this kind, which were no events.
+    pub repeats: u64,
 }
 
 /// What the monitor has done since the engine's start.
@@ -98,6 +105,8 @@ pub struct Status {
     pub void: u64,
     /// Decisions that could not be carried out.
     pub failed: u64,
+    /// How often a congested thread was found that could not be relieved.
+    pub findings: u64,
     /// Events that nobody fetched in time.
     pub dropped: u64,
     /// Whether idle threads may poll.
@@ -122,6 +131,7 @@ impl Status {
             undone: 0,
             void: 0,
             failed: 0,
+            findings: 0,
             dropped: 0,
             may_spin: true,
             last_change: None,
@@ -150,26 +160,39 @@ pub struct Monitor {
 
 struct Shared {
     state: Mutex<State>,
+    /// Notified when settings were taken, and when the thread ends.
+    taken: Condvar,
 }
 
 struct State {
     status: Status,
-    /// The settings have changed, and a policy is to be built anew.
-    changed: bool,
+    /// How often settings were set, and how many of these the thread has taken. If it lacks some, a policy is to be built anew.
+    set: u64,
+    taken: u64,
     stopping: bool,
+    /// The thread has ended.
+    ended: bool,
     events: VecDeque<Event>,
+    findings: Findings,
+    /// The last trial that ended: its actions may be carried out over several ticks.
+    last_verdict: Option<Verdict>,
 }
 
 impl Shared {
     fn new(settings: Settings) -> Shared {
         let state = State {
             status: Status::new(settings),
-            changed: false,
+            set: 0,
+            taken: 0,
             stopping: false,
+            ended: false,
             events: VecDeque::new(),
+            findings: Findings::default(),
+            last_verdict: None,
         };
         Shared {
             state: Mutex::new(state),
+            taken: Condvar::new(),
         }
     }
 
@@ -202,7 +225,10 @@ impl Monitor {
         };
         let join = std::thread::Builder::new()
             .name("monitor".into())
-            .spawn(move || thread.run())
+            .spawn(move || {
+                let _ended = Ended(Arc::clone(&thread.shared));
+                thread.run();
+            })
             .map_err(|error| Error::io("cannot start the monitor's thread", error))?;
         signals.waker.set_sleeper(join.thread().clone());
         Ok(Monitor {
@@ -212,14 +238,20 @@ impl Monitor {
         })
     }
 
-    /// Replaces policy and limits. The new policy knows nothing of what the old one saw.
+    /// Replaces policy and limits. The new policy knows nothing of what the old one saw. It waits until the monitor has ended what
+    /// it does at this moment: afterwards nothing is done under the old settings. That takes a move at most, so some turns of
+    /// two I/O threads.
     pub fn set(&self, settings: Settings) {
-        {
+        let number = {
             let mut state = self.shared.state();
             state.status.settings = settings;
-            state.changed = true;
-        }
+            state.set += 1;
+            state.set
+        };
         self.signals.waker.wake();
+        let is_open = |state: &mut State| state.taken < number && !state.ended;
+        let waited = self.shared.taken.wait_while(self.shared.state(), is_open);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
     /// What it has done.
@@ -245,6 +277,16 @@ impl Monitor {
 impl Drop for Monitor {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+/// Says that the thread has ended, also if it panicked: nobody waits for it then.
+struct Ended(Arc<Shared>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.state().ended = true;
+        self.0.taken.notify_all();
     }
 }
 
@@ -316,7 +358,8 @@ impl<S: Subject> MonitorThread<S> {
     /// again, and those that the last one has locked are active.
     fn take_settings(&mut self) {
         let mut state = self.shared.state();
-        if !std::mem::take(&mut state.changed) {
+        let number = state.set;
+        if state.taken == number {
             return;
         }
         let settings = state.status.settings;
@@ -326,6 +369,8 @@ impl<S: Subject> MonitorThread<S> {
         drop(state);
         self.release_locks(Span::ZERO);
         self.rest_at = os::now() + REST;
+        self.shared.state().taken = number;
+        self.shared.taken.notify_all();
     }
 
     /// Unlocks the threads that were locked for at least so long, and that could not be parked.
@@ -361,7 +406,12 @@ impl<S: Subject> MonitorThread<S> {
                 note_lock(&mut self.locked, decision.action);
             }
             let failed = done.err().map(|error| error.to_string());
-            events.push(Event { decision, failed });
+            let repeats = 0;
+            events.push(Event {
+                decision,
+                failed,
+                repeats,
+            });
         }
         self.decisions.clear();
         let mut state = self.shared.state();
@@ -390,7 +440,7 @@ fn note_lock(locked: &mut Vec<(ThreadNumber, Time)>, action: Action) {
 
 impl State {
     fn is_called(&self) -> bool {
-        self.stopping || self.changed
+        self.stopping || self.taken != self.set
     }
 
     fn note(&mut self, event: Event) {
@@ -412,15 +462,25 @@ impl State {
         if is_number && done == 1 {
             status.last_change = Some(decision);
         }
-        match decision.why {
-            Why::Better(_) => status.kept += 1,
-            Why::Void(_) => status.void += 1,
-            // Each undone trial has several actions, of which one is this.
-            Why::Worse(..) if is_number || matches!(decision.action, Action::Spin { .. }) => {
-                status.undone += 1;
-            }
-            _ => {}
+        status.findings += u64::from(decision.why.finding().is_some());
+        let ended = match decision.why {
+            Why::Better(verdict) => Some((&mut status.kept, verdict)),
+            Why::Void(verdict, _) => Some((&mut status.void, verdict)),
+            Why::Worse(verdict, _) => Some((&mut status.undone, verdict)),
+            _ => None,
+        };
+        // What ends a trial may take several actions.
+        if let Some((count, verdict)) = ended
+            && self.last_verdict != Some(verdict)
+        {
+            *count += 1;
+            self.last_verdict = Some(verdict);
         }
+        let has_failed = event.failed.is_some();
+        let Some(repeats) = self.findings.admit(&decision, has_failed) else {
+            return;
+        };
+        let event = Event { repeats, ..event };
         if self.events.len() == EVENTS {
             self.events.pop_front();
             self.status.dropped += 1;

@@ -57,3 +57,30 @@ fn auto_changes_at_most_once_in_a_minute_of_constant_load() {
         assert!(late.len() <= 1, "{}: {late:?}", trace.phases[0].name);
     }
 }
+
+/// CPUs are what is missing: another place or another thread gives a disk none.
+#[test]
+fn on_full_cores_auto_lets_disks_stay_and_is_no_worse_than_any_fixed_set_up() {
+    let trace = phases::full_cores(62_000 * MS, EXIT);
+    let outcome = with_policy(&trace, auto(), SETTLES, 1);
+    let changes = outcome.changes.iter();
+    let changes: Vec<_> = changes.filter(|it| it.moved || it.resized).collect();
+    let late = changes.iter().filter(|change| change.at >= 2_000 * MS);
+    assert!(changes.len() <= 2 && late.count() <= 1, "{changes:?}");
+    let said = outcome.changes.iter().map(|change| &change.words);
+    let lacks = said.filter(|words| words.contains("because it waits for a CPU"));
+    assert!(lacks.count() >= 1, "{:?}", outcome.changes);
+    // Fixed set-ups do not change, so a part of the time shows what they do.
+    let from_to = (SETTLES, 5_000 * MS);
+    let own = outcome.score(from_to.0, from_to.1);
+    for set_up in SetUp::all(4) {
+        let other = fixed(&phases::full_cores(from_to.1, EXIT), set_up, SETTLES, 1);
+        let other = other.score(from_to.0, from_to.1);
+        assert!(
+            own * 100 >= other * 95,
+            "{}: {other}, {own}",
+            set_up.words()
+        );
+    }
+    assert!(outcome.score(SETTLES, trace.lasts()) * 100 >= own * 98);
+}

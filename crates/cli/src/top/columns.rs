@@ -100,7 +100,7 @@ pub(super) const DISKS: [Column<DiskStats>; 16] = columns! {
 /// Columns of I/O threads.
 pub(super) const THREADS: [Column<ThreadStats>; 14] = columns! {
     "THREAD" "thread" 6 Text "the I/O thread" |t| Cell::Text(format!("{:>3}", t.thread));
-    "STATE" "state" 8 Text "active, locked or draining" |t| Cell::Text(t.state.as_str().to_owned());
+    "STATE" "state" 8 Text "active, locked, leaving or draining" |t| Cell::Text(t.state.as_str().to_owned());
     "CPU" "cpu" 4 Text "the CPU that it is pinned to" |t| Cell::Text(t.cpu.map_or_else(figures::dash, |c| c.to_string()));
     "REQ/S" "requests_per_s" 7 Count "requests answered a second" |t| Cell::Number(t.requests_per_s);
     "BUSY" "busy_ratio" 5 Percent "time spent on requests" |t| Cell::Number(t.busy_ratio);

@@ -41,6 +41,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 pub use blocks::{Branch, Entry, GENERATIONS_MAX, Header, MARKS_MAX, Owner, Root};
 use commit::{Commit, Waiter};
+use core::ops::Range;
 use deletion::Deletion;
 use forest::{Forest, NO_GENERATION};
 use gate::Gate;
@@ -114,6 +115,8 @@ pub struct Pool {
     /// When work goes on that was interrupted for others.
     step_at: Option<Time>,
     paused: bool,
+    /// How often what is left is still committed, while it is paused.
+    rest_tries: u8,
     detaching: bool,
     copies: u64,
     headers_written: u64,
@@ -198,6 +201,7 @@ impl Pool {
             retry_at: None,
             step_at: None,
             paused: false,
+            rest_tries: 0,
             detaching: false,
             copies: 0,
             headers_written: 0,
@@ -273,7 +277,7 @@ impl Pool {
     /// Whether no crash changes what is at a place.
     fn is_durable(&self, place: u32) -> bool {
         let header = &self.table.chunk(self.table.chunk_of(place)).header;
-        !header.is_dirty() && !self.space.has_unwritten()
+        !header.is_dirty() && !self.space.has_unwritten() && !self.root.is_doubtful
     }
 
     /// Goes on with whatever may go on after something has changed.
@@ -470,6 +474,10 @@ impl Layout for Pool {
             headers_written: self.headers_written,
             waiting: u32::try_from(self.waiting.of(Wait::Space)).unwrap_or(u32::MAX),
         })
+    }
+
+    fn changed(&self, from: Generation, to: Generation) -> Option<Vec<Range<u64>>> {
+        self.changed_between(from, to)
     }
 
     fn taken(&self, ios: &mut Vec<IoId>) {

@@ -31,6 +31,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::ops::Range;
 use labels::Relabel;
 
 mod labels;
@@ -1084,6 +1085,11 @@ impl Tree {
 }
 
 impl Tree {
+    /// Which parts of a pool's disk may differ between two of its generations.
+    pub(crate) fn changed(&self, from: Generation, to: Generation) -> Option<Vec<Range<u64>>> {
+        self.nodes.first()?.layout.changed(from, to)
+    }
+
     /// Appends the next part of the state of the cache's policy: some `most` bytes. None: there is no cache that is open.
     pub(crate) fn export_policy(&self, most: usize, out: &mut Vec<u8>) -> Option<Exported> {
         let root = self.nodes.get(usize::from(self.root))?;

@@ -5,11 +5,14 @@
 //! of its time. Then a disk moves to a thread that has room, or a parked thread gets half of the load. Every 100 ms it checks whether the load fits one thread fewer
 //! or is uneven. A change of the number of threads, or of polling, is a trial: it is undone if it did no good.
 //!
-//! It does not know what a datastore does: a slow disk is not congested, since its requests do not wait for a thread.
+//! It does not know what a datastore does: a slow disk is not congested, since its requests do not wait for a thread. Nor is
+//! a thread that lacks a CPU: its requests wait for that, and a move or another thread gives it none.
 //!
 //! # Always true
 //! - one trial at a time; congestion is relieved by moves meanwhile
 //! - a thread that it has not locked itself is never unlocked
+//! - while a thread lacks a CPU, nothing is done about its delays, and no disk moves to it to relieve or to even
+//! - changes are bounded, whatever guests do ([`budget`])
 //! - a disk that moved in the last 500 ms moves only back, to a thread that was just activated, or from one that is emptied
 //!
 //! # Picture
@@ -24,9 +27,11 @@
 //! ```
 
 mod bans;
+mod budget;
 mod leaving;
 mod observed;
 mod placement;
+mod probe;
 mod trial;
 
 use super::decision::{Action, Decision, Verdict, Why};
@@ -34,6 +39,7 @@ use super::{Limits, Permille, Policy, Snapshot, ThreadNumber, ThreadState, Wish}
 use crate::units::{Span, Time};
 use alloc::vec::Vec;
 use bans::{Bans, Direction, Offered};
+use budget::Budget;
 use leaving::Leaving;
 use observed::{Observed, SlowTick};
 use placement::Relocation;
@@ -76,13 +82,7 @@ const DRAINING: Span = Span::from_millis(100);
 const RESIDENCY: Span = Span::from_millis(500);
 /// Moves in a slow tick, other than those of a change of the number of threads.
 const MOVES: usize = 4;
-/// Time between two probes under one load. Under another load the next one may follow at once.
-const PROBE: Span = Span::from_secs(10);
-/// Probes take at most a twentieth of the time. Three may follow each other, after a time without any.
-const PROBE_PART: u64 = 20;
 const PROBES_SAVED: Span = Span::from_millis(900);
-/// The load is steady if it was the same in so many slow ticks.
-const STEADY: u32 = 3;
 /// After a step down that had to be taken back within this time, the step down is banned, too.
 const RETURN: Span = Span::from_secs(60);
 /// The last step down.
@@ -102,6 +102,7 @@ pub struct Auto {
     observed: Observed,
     trial: Option<Trial>,
     bans: Bans,
+    budget: Budget,
     leaving: Option<Leaving>,
     step_down: Option<StepDown>,
     /// Whether idle threads may poll.
@@ -133,6 +134,7 @@ impl Auto {
             observed: Observed::default(),
             trial: None,
             bans: Bans::default(),
+            budget: Budget::default(),
             leaving: None,
             step_down: None,
             spin: true,
@@ -192,7 +194,18 @@ impl Auto {
             standing: load.standing,
             threads: narrow(snapshot.active()),
         };
-        let loads = self.observed.loads(snapshot);
+        let wait = self.budget.wait();
+        if wait > Span::ZERO {
+            let thread = worst;
+            let why = Why::TooManyChanges {
+                thread,
+                busy,
+                delay,
+                wait,
+            };
+            return self.report(worst, why, out);
+        }
+        let loads = self.observed.loads_with_cpu(snapshot);
         let shares: Vec<Permille> = loads.iter().map(|load| load.unwrap_or(0)).collect();
         let now = self.now;
         let parts = placement::parts(snapshot.disks.iter(), &shares, |disk| settled(disk, now));
@@ -200,6 +213,7 @@ impl Auto {
             && let Some(relocation) = placement::relieve(worst, &loads, &parts, FIT, GAIN)
         {
             self.moves += 1;
+            self.budget.pay();
             self.push_moves(out, &[relocation], why);
             self.observed.changed(&[worst, relocation.2]);
             return;
@@ -225,6 +239,7 @@ impl Auto {
             return self.report_full(snapshot, worst, busy, left, out);
         }
         self.notice_return(n);
+        self.budget.pay();
         let action = Action::Activate { thread: parked };
         self.push(out, action, why);
         self.push_moves(out, &moves, why);
@@ -251,6 +266,12 @@ impl Auto {
         {
             self.bans
                 .add(self.now, step.from, Direction::Down, step.offered);
+        }
+    }
+
+    fn report(&mut self, thread: ThreadNumber, why: Why, out: &mut Vec<Decision>) {
+        if self.observed.report(thread) {
+            self.push(out, Action::Stay, why);
         }
     }
 
@@ -289,9 +310,7 @@ impl Auto {
             return;
         }
         let disk = largest.and_then(|part| snapshot.disks.iter().find(|d| d.disk == part.disk));
-        if let Some(disk) = disk
-            && self.observed.report(thread)
-        {
+        if let Some(disk) = disk {
             let why = Why::OneDisk {
                 thread,
                 disk: disk.disk,
@@ -299,7 +318,7 @@ impl Auto {
                 delay: snapshot.threads[usize::from(thread)].delay_p99,
                 queues: disk.queues,
             };
-            self.push(out, Action::Stay, why);
+            self.report(thread, why, out);
         }
     }
 
@@ -314,30 +333,55 @@ impl Auto {
             return;
         };
         let (outcome, verdict) = judge(&trial, self.observed.target);
-        match outcome {
-            Outcome::Keep => self.push(out, Action::Stay, Why::Better(verdict)),
-            // Not to poll was only tried: without a verdict, threads poll as before.
-            Outcome::Void if trial.direction == Direction::SpinOff => {
-                self.undo(snapshot, &trial, Why::Void(verdict), out);
+        let (base, direction) = (trial.base, trial.direction);
+        let offered = trial.before.offered();
+        let stays = match outcome {
+            Outcome::Keep => {
+                self.bans.judged(base, direction);
+                self.push(out, Action::Stay, Why::Better(verdict));
+                true
             }
-            Outcome::Void => self.push(out, Action::Stay, Why::Void(verdict)),
             Outcome::Undo => {
-                let offered = trial.before.offered();
-                let ban = self
-                    .bans
-                    .add(self.now, trial.base, trial.direction, offered);
+                self.bans.judged(base, direction);
+                let ban = self.bans.add(self.now, base, direction, offered);
                 self.undo(snapshot, &trial, Why::Worse(verdict, ban), out);
-                self.draining = self.now + DRAINING;
+                false
             }
-        }
-        if trial.direction == Direction::Down && outcome != Outcome::Undo {
+            Outcome::Void(cause) if trial.stays_without_verdict(cause) => {
+                self.push(out, Action::Stay, Why::Void(verdict, Span::ZERO));
+                true
+            }
+            Outcome::Void(_) => {
+                let hold = self.bans.hold(self.now, base, direction);
+                self.undo(snapshot, &trial, Why::Void(verdict, hold), out);
+                false
+            }
+        };
+        if !stays {
+            self.budget.pay();
+            self.draining = self.now + DRAINING;
+        } else if direction == Direction::Down {
             self.step_down = Some(StepDown {
                 at: self.now,
-                from: trial.base,
-                offered: trial.before.offered(),
+                from: base,
+                offered,
             });
         }
         self.calm = 0;
+    }
+
+    /// Reports a thread whose requests wait because it lacks a CPU.
+    fn report_lack(&mut self, snapshot: &Snapshot, out: &mut Vec<Decision>) {
+        if let Some((thread, stolen)) = self.observed.report_lack(snapshot) {
+            let at = usize::from(thread);
+            let why = Why::NoCpu {
+                thread,
+                stolen,
+                busy: self.observed.busy(at),
+                delay: snapshot.threads[at].delay_p99,
+            };
+            self.push(out, Action::Stay, why);
+        }
     }
 
     /// What saves CPUs or makes loads even; every 100 ms.
@@ -361,9 +405,11 @@ impl Auto {
         });
         let is_candidate = is_free && n > usize::from(self.limits.min.max(1)) && fits;
         self.calm = if is_candidate { self.calm + 1 } else { 0 };
-        let is_uneven = is_free && !slow.is_congested && self.improve(slow, &parts).is_some();
+        let lacks_cpu = (0..slow.loads.len()).any(|at| self.observed.lacks_cpu(at));
+        let is_steady = is_free && !slow.is_congested && !lacks_cpu;
+        let is_uneven = is_steady && self.improve(slow, &parts).is_some();
         self.uneven = if is_uneven { self.uneven + 1 } else { 0 };
-        if !is_free {
+        if !is_free || !self.budget.is_ample() {
             return;
         }
         if let Some((thread, moves, highest)) = packed {
@@ -387,6 +433,7 @@ impl Auto {
         {
             self.push_moves(out, &moves, Why::Uneven { before, after });
             self.moves += moves.len();
+            self.budget.pay();
             self.evened = now;
             self.uneven = 0;
         }
@@ -424,6 +471,7 @@ impl Auto {
         if banned || own.any(|part| !part.movable) {
             return false;
         }
+        self.budget.pay();
         self.leave(thread, moves, why, out);
         let mut trial = Trial::new(self.now, Direction::Down, n, self.observed.all());
         trial.threads.push(thread);
@@ -434,85 +482,6 @@ impl Auto {
         for relocation in moves {
             self.observed.changed(&[relocation.2]);
         }
-        true
-    }
-
-    /// Where guests lack CPUs: tries one thread fewer, or not to poll; and to poll again when the load has changed.
-    fn probe(
-        &mut self,
-        snapshot: &Snapshot,
-        slow: &SlowTick,
-        packed: Option<(ThreadNumber, &Vec<Relocation>, Permille)>,
-        parts: &[placement::Part],
-        out: &mut Vec<Decision>,
-    ) -> bool {
-        let (now, n, offered) = (self.now, snapshot.active(), self.observed.offered());
-        let contention = Why::Contention {
-            stolen: slow.stolen,
-            guests_delay: slow.guests_delay,
-        };
-        let is_changed = !self.spin_off_at.is_near(offered);
-        if !self.spin && (is_changed || !slow.is_contended) {
-            return self.try_spin(n, true, contention, out);
-        }
-        let is_due = now.since(self.probed) >= PROBE || !self.probed_at.is_near(offered);
-        let is_allowed = self.probe_credit >= trial::LENGTH && self.steady >= STEADY;
-        if !slow.is_contended || slow.is_congested || !is_due || !is_allowed {
-            return false;
-        }
-        self.probed = now;
-        self.probed_at = offered;
-        if let Some((thread, moves, highest)) = packed
-            && highest <= FIT
-            && n > usize::from(self.limits.min.max(1))
-        {
-            let why = Why::Probe {
-                threads: narrow(n),
-                guests_delay: slow.guests_delay,
-            };
-            if self.step_down(n, thread, moves, parts, why, out) {
-                self.pay_probe();
-                return true;
-            }
-        }
-        // Polling that takes no time takes none from guests.
-        let tried = self.spin && slow.spin > GAIN && self.try_spin(n, false, contention, out);
-        if tried {
-            self.pay_probe();
-        }
-        tried
-    }
-
-    fn pay_probe(&mut self) {
-        let left = self.probe_credit.as_nanos() - trial::LENGTH.as_nanos();
-        self.probe_credit = Span::from_nanos(left);
-    }
-
-    /// Notes whether the load is that of the slow tick before, and saves time for probes.
-    fn note_steadiness(&mut self, slow: &SlowTick) {
-        let offered = self.observed.offered_since(slow.began());
-        self.steady = match self.steady_at.is_near(offered) {
-            true => self.steady + 1,
-            false => 0,
-        };
-        self.steady_at = offered;
-        let saved = Span::from_nanos(slow.span.as_nanos() / PROBE_PART);
-        self.probe_credit = (self.probe_credit + saved).min(PROBES_SAVED);
-    }
-
-    fn try_spin(&mut self, n: usize, on: bool, why: Why, out: &mut Vec<Decision>) -> bool {
-        let direction = match on {
-            true => Direction::SpinOn,
-            false => Direction::SpinOff,
-        };
-        let offered = self.observed.offered();
-        if self.bans.left(self.now, n, direction, offered) > Span::ZERO {
-            return false;
-        }
-        self.spin = on;
-        self.spin_off_at = offered;
-        self.push(out, Action::Spin { on }, why);
-        self.trial = Some(Trial::new(self.now, direction, n, self.observed.all()));
         true
     }
 
@@ -554,6 +523,7 @@ impl Policy for Auto {
 
     fn decide(&mut self, snapshot: &Snapshot, out: &mut Vec<Decision>) {
         self.now = snapshot.now;
+        self.budget.earn(self.now);
         if snapshot.span > GAP {
             // What was before the host rested says nothing about now.
             self.observed.forget(snapshot.now);
@@ -585,7 +555,9 @@ impl Policy for Auto {
             let slow = self.observed.take_slow(snapshot);
             self.moves = 0;
             self.note_steadiness(&slow);
-            if out.len() == before {
+            self.report_lack(snapshot, out);
+            let has_changed = out[before..].iter().any(|it| it.action != Action::Stay);
+            if !has_changed {
                 self.finish_leaving(snapshot, out);
                 self.slow(snapshot, &slow, out);
             }

@@ -1,11 +1,13 @@
 //! Decisions of a policy: an action, and the inputs that led to it in values.
 //!
-//! The engine carries out the action. The text of a decision is the line of an event; `explain` and `status` show it.
+//! The engine carries out the action. The text of a decision ([`words`]) is the line of an event; `explain` and `status`
+//! show it.
+
+pub mod words;
 
 use super::{Permille, ThreadNumber};
 use crate::request::DiskId;
 use crate::units::{Span, Time};
-use core::fmt;
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,8 +116,30 @@ pub enum Why {
         delay: Span,
         /// Active threads, and the limit.
         threads: u16,
-        /// For how long another thread is not tried, because one did not help; zero: the limit is reached.
+        /// For how long another thread is not tried, because one did not help or had no verdict; zero: the limit is reached.
         banned: Span,
+    },
+    /// `auto`: requests of a thread wait because the thread waits for a CPU. Neither a move nor a thread gives it one.
+    NoCpu {
+        /// The thread.
+        thread: ThreadNumber,
+        /// Time that it waited for a CPU, in thousandths.
+        stolen: Permille,
+        /// Its busy share, of the time that it had a CPU.
+        busy: Permille,
+        /// The 99th percentile of the queueing delay.
+        delay: Span,
+    },
+    /// `auto`: a congested thread is not relieved, since there were too many changes.
+    TooManyChanges {
+        /// The thread.
+        thread: ThreadNumber,
+        /// Its busy share.
+        busy: Permille,
+        /// The 99th percentile of the queueing delay.
+        delay: Span,
+        /// Until the next change is allowed.
+        wait: Span,
     },
     /// `auto`: the load fits fewer threads.
     Unneeded {
@@ -151,8 +175,9 @@ pub enum Why {
     Better(Verdict),
     /// `auto`: a trial ended badly: it is undone, and not tried again for a while.
     Worse(Verdict, Span),
-    /// `auto`: a trial ended without a verdict, because the load or the host changed.
-    Void(Verdict),
+    /// `auto`: a trial ended without a verdict, because the load or the host changed. If it is taken back, it is not tried again
+    /// for this time; zero: it stays, as the load now speaks for it.
+    Void(Verdict, Span),
     /// `iocm`: idle time of the I/O threads and of the guests' CPUs, and how many of the last ticks said the same.
     Idle {
         /// Idle time of the active threads, in thousandths of a CPU.
@@ -200,163 +225,40 @@ impl Why {
         match *self {
             Why::Congested { thread, .. }
             | Why::OneDisk { thread, .. }
-            | Why::NoThreadLeft { thread, .. } => Some(thread),
+            | Why::NoThreadLeft { thread, .. }
+            | Why::NoCpu { thread, .. }
+            | Why::TooManyChanges { thread, .. } => Some(thread),
             _ => None,
         }
     }
-}
 
-impl fmt::Display for Action {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Action::Move { disk, to } => write!(f, "move disk={} to={to}", disk.0),
-            Action::Activate { thread } => write!(f, "activate thread={thread}"),
-            Action::Lock { thread } => write!(f, "lock thread={thread}"),
-            Action::Park { thread } => write!(f, "park thread={thread}"),
-            Action::Spin { on: true } => write!(f, "poll on"),
-            Action::Spin { on: false } => write!(f, "poll off"),
-            Action::Stay => write!(f, "stay"),
+    /// What was found about a thread, if it is no change and no end of a trial: its kind, and the thread.
+    pub const fn finding(&self) -> Option<(Finding, ThreadNumber)> {
+        let kind = match self {
+            Why::OneDisk { .. } => Finding::OneDisk,
+            Why::NoThreadLeft { .. } => Finding::NoThreadLeft,
+            Why::NoCpu { .. } => Finding::NoCpu,
+            Why::TooManyChanges { .. } => Finding::TooManyChanges,
+            _ => return None,
+        };
+        match self.congested() {
+            Some(thread) => Some((kind, thread)),
+            None => None,
         }
     }
 }
 
-/// Thousandths as a percentage.
-struct Percent(Permille);
-
-impl fmt::Display for Percent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}%", self.0 / 10, self.0 % 10)
-    }
-}
-
-/// Thousandths as a number of CPUs.
-struct Cpus(Permille);
-
-impl fmt::Display for Cpus {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{:03}", self.0 / 1000, self.0 % 1000)
-    }
-}
-
-impl fmt::Display for Verdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Verdict {
-            work_before,
-            work_after,
-            delay_before,
-            delay_after,
-            ..
-        } = self;
-        write!(f, "work={work_before}->{work_after}/s ")?;
-        write!(f, "delay_p99={delay_before}->{delay_after}")?;
-        if let (Some(before), Some(after)) = (self.guests_before, self.guests_after) {
-            write!(f, " guests_cpus={}->{}", Cpus(before), Cpus(after))?;
-        }
-        let (offered, steal) = (Percent(self.offered_change), Percent(self.steal));
-        write!(f, " offered_change={offered} steal={steal}")
-    }
-}
-
-impl fmt::Display for Why {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Why::Congested {
-                thread,
-                busy,
-                delay,
-                target,
-                standing,
-                threads,
-            } => {
-                let busy = Percent(busy);
-                write!(f, "congested thread={thread} busy={busy} delay_p99={delay}")?;
-                write!(f, " target={target} standing={standing} threads={threads}")
-            }
-            Why::OneDisk {
-                thread,
-                disk,
-                busy,
-                delay,
-                queues,
-            } => {
-                let (busy, disk) = (Percent(busy), disk.0);
-                write!(f, "one-disk thread={thread} disk={disk} busy={busy}")?;
-                write!(f, " delay_p99={delay} queues={queues}")
-            }
-            Why::NoThreadLeft {
-                thread,
-                busy,
-                delay,
-                threads,
-                banned,
-            } => {
-                let busy = Percent(busy);
-                write!(f, "no-thread-left thread={thread} busy={busy}")?;
-                write!(f, " delay_p99={delay} threads={threads} banned={banned}")
-            }
-            Why::Unneeded {
-                threads,
-                packed,
-                delay,
-            } => {
-                let packed = Percent(packed);
-                write!(f, "unneeded threads={threads} busy_on_one_fewer={packed}")?;
-                write!(f, " delay_p99={delay}")
-            }
-            Why::Uneven { before, after } => {
-                write!(f, "uneven variance={before}->{after}")
-            }
-            Why::Probe {
-                threads,
-                guests_delay,
-            } => {
-                let waiting = Cpus(guests_delay);
-                write!(f, "probe threads={threads} guests_waiting_cpus={waiting}")
-            }
-            Why::Contention {
-                stolen,
-                guests_delay,
-            } => {
-                let (stolen, waiting) = (Percent(stolen), Cpus(guests_delay));
-                write!(
-                    f,
-                    "contention stolen={stolen} guests_waiting_cpus={waiting}"
-                )
-            }
-            Why::Better(verdict) => write!(f, "better {verdict}"),
-            Why::Worse(verdict, ban) => write!(f, "worse {verdict} banned={ban}"),
-            Why::Void(verdict) => write!(f, "void {verdict}"),
-            Why::Idle {
-                threads_idle,
-                guests_idle,
-                votes,
-            } => {
-                let (threads, guests) = (Cpus(threads_idle), Cpus(guests_idle));
-                write!(f, "idle threads_idle_cpus={threads}")?;
-                write!(f, " guests_idle_cpus={guests} votes={votes}/20")
-            }
-            Why::Regret {
-                before,
-                after,
-                banned,
-            } => write!(
-                f,
-                "regret bytes_per_us={before}->{after} banned_ticks={banned}"
-            ),
-            Why::Index { index, threads } => write!(f, "index={index} threads={threads}"),
-            Why::Shares { disk, from, to } => {
-                let (disk, from, to) = (Percent(disk), Percent(from), Percent(to));
-                write!(f, "shares disk={disk} from={from} to={to}")
-            }
-            Why::Empty { threads } => write!(f, "empty threads={threads}"),
-        }
-    }
-}
-
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.action, self.why)
-    }
+/// Why a congested thread is not relieved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finding {
+    /// One disk is its whole load.
+    OneDisk,
+    /// No other thread may be used.
+    NoThreadLeft,
+    /// The thread lacks a CPU.
+    NoCpu,
+    /// There were too many changes.
+    TooManyChanges,
 }
 
 #[cfg(test)]
@@ -383,7 +285,8 @@ mod tests {
         };
         assert_eq!(
             decision.to_string(),
-            "move disk=7 to=2: congested thread=0 busy=97.2% delay_p99=340us target=100us standing=false threads=3"
+            "move disk=7 to=2: requests wait for thread 0 (busy=97.2% delay_p99=340us target=100us \
+             passed_over=no active_threads=3)"
         );
     }
 

@@ -76,6 +76,7 @@ fn write_thread(f: &mut fmt::Formatter<'_>, number: usize, thread: &ThreadLoad) 
     let state = match thread.state {
         ThreadState::Active => "active",
         ThreadState::Locked => "locked",
+        ThreadState::Leaving => "leaving",
         ThreadState::Draining => "draining",
         ThreadState::Parked => "parked",
     };
@@ -175,6 +176,7 @@ fn thread(line: &mut Line<'_>, snapshot: &mut Snapshot) -> Result<(), Unreadable
     let state = match line.word() {
         Some("active") => ThreadState::Active,
         Some("locked") => ThreadState::Locked,
+        Some("leaving") => ThreadState::Leaving,
         Some("draining") => ThreadState::Draining,
         Some("parked") => ThreadState::Parked,
         _ => return Err(line.expected("a thread's state")),
@@ -319,7 +321,10 @@ mod tests {
                 guests_delay: None,
             },
             threads: vec![
-                ThreadLoad::default(),
+                ThreadLoad {
+                    state: ThreadState::Leaving,
+                    ..ThreadLoad::default()
+                },
                 ThreadLoad {
                     state: ThreadState::Locked,
                     busy: Span::from_millis(4),

@@ -63,8 +63,10 @@ pub struct HostLoad {
 pub enum ThreadState {
     /// It serves, and takes new and moved disks.
     Active,
-    /// It serves its disks, but takes none.
+    /// An administrator locked it: it serves its disks, but takes none.
     Locked,
+    /// The policy locked it: its disks leave, and then it is parked.
+    Leaving,
     /// It has no disks; its ring has I/O in flight, whose completions it passes on.
     Draining,
     /// It sleeps without a timer.

@@ -82,6 +82,12 @@ impl Shard {
         disk.is_some_and(|disk| matches!(disk.gate, Gate::Holding | Gate::Held))
     }
 
+    /// Whether nothing of a disk is under way, because its layouts are about to be replaced.
+    pub(super) fn has_drained(&self, id: DiskId) -> bool {
+        let disk = self.disks.get(id.0 as usize).and_then(Option::as_ref);
+        disk.is_some_and(|disk| matches!(disk.gate, Gate::Held) || disk.stack.is_paused())
+    }
+
     /// Lets the requests of a disk go on that was to be held and is not yet.
     pub(super) fn unhold(&mut self, now: Time, id: DiskId, out: &mut Vec<Effect>) {
         let disk = self.disks[id.0 as usize].as_mut();

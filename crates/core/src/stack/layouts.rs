@@ -12,6 +12,7 @@ use crate::effect::Effect;
 use crate::filter::{IN_LAYOUT, Io, Origin, Way};
 use crate::iocontrol::Cost;
 use crate::layout::cache::policy::Exported;
+use crate::layout::pool::Generation;
 use crate::layout::tree::Due;
 use crate::layout::{
     BlockOutcome, CacheChange, Layout, LayoutCommand, LayoutCx, LayoutIo, LayoutOrder,
@@ -21,6 +22,7 @@ use crate::layout::{
 use crate::request::{Data, Fault, Flags, IoId, Op, Outcome, Request, Token};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 impl Stack {
     /// Opens the layouts, if there are any. Returns whether requests wait for [`Stack::take_opened`].
@@ -246,6 +248,11 @@ impl Stack {
     /// The state of the layouts, if there are any.
     pub(crate) fn layout_report(&self) -> Option<LayoutReport> {
         self.inside.layout.as_ref().map(|tree| tree.report())
+    }
+
+    /// Which parts of a pool's disk may differ between two of its generations.
+    pub(crate) fn changed(&self, from: Generation, to: Generation) -> Option<Vec<Range<u64>>> {
+        self.inside.layout.as_ref()?.changed(from, to)
     }
 
     /// Appends the next part of the state of the cache's policy. None: there is no cache that is open.

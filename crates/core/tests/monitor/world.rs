@@ -270,11 +270,11 @@ impl World {
             Action::Lock { thread } => {
                 let state = &mut self.threads[usize::from(thread)].state;
                 assert_eq!(*state, ThreadState::Active, "{action}");
-                *state = ThreadState::Locked;
+                *state = ThreadState::Leaving;
             }
             Action::Park { thread } => {
                 let at = usize::from(thread);
-                assert_eq!(self.threads[at].state, ThreadState::Locked, "{action}");
+                assert_eq!(self.threads[at].state, ThreadState::Leaving, "{action}");
                 assert!(self.disks.iter().all(|disk| disk.thread != at), "{action}");
                 self.threads[at].state = ThreadState::Parked;
             }

@@ -22,6 +22,8 @@ const MOST: usize = 4096;
 #[derive(Default)]
 pub(crate) struct Notices {
     waiting: Mutex<VecDeque<(Name, Notice)>>,
+    /// What administrators have done with I/O threads.
+    of_threads: Mutex<VecDeque<Happening>>,
     come: Notify,
     /// Notified when a member is not in sync.
     degraded: Notify,
@@ -125,6 +127,28 @@ impl Notices {
     pub(crate) fn add_of_cache(&self, cache: &Name, happening: Happening) {
         let on = None;
         self.push(cache, Notice::Member { on, happening });
+    }
+
+    /// Says what an administrator has done with I/O threads.
+    pub(crate) fn add_of_threads(&self, happening: Happening) {
+        let mut waiting = self.of_threads();
+        if waiting.len() < MOST {
+            waiting.push_back(happening);
+        }
+        drop(waiting);
+        self.come.notify_one();
+    }
+
+    /// Takes out what administrators have done with I/O threads.
+    pub(crate) fn take_of_threads(&self) -> Vec<Happening> {
+        self.of_threads().drain(..).collect()
+    }
+
+    fn of_threads(&self) -> MutexGuard<'_, VecDeque<Happening>> {
+        // No panic leaves it half changed.
+        self.of_threads
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn push(&self, disk: &Name, notice: Notice) {

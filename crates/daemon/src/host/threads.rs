@@ -27,8 +27,8 @@ impl Host {
     /// The number of I/O threads in use: those that have disks, or may get some.
     pub(crate) fn used_threads(&self) -> Outcome<u32> {
         let states = self.thread_states()?.into_iter();
-        let is_used =
-            |state: &ThreadState| matches!(state, ThreadState::Active | ThreadState::Locked);
+        use ThreadState::{Active, Leaving, Locked};
+        let is_used = |state: &ThreadState| matches!(state, Active | Locked | Leaving);
         Ok(number(states.filter(is_used).count()))
     }
 
@@ -112,6 +112,7 @@ fn state(state: tidegate_engine::ThreadState) -> ThreadState {
     match state {
         tidegate_engine::ThreadState::Active => ThreadState::Active,
         tidegate_engine::ThreadState::Locked => ThreadState::Locked,
+        tidegate_engine::ThreadState::Leaving => ThreadState::Leaving,
         tidegate_engine::ThreadState::Draining => ThreadState::Draining,
         tidegate_engine::ThreadState::Parked => ThreadState::Parked,
     }

@@ -214,7 +214,19 @@ fn of_host(happening: &Happening) -> String {
             thread,
             why,
             failed,
-        } => io_threads::sentence(*action, disk.as_ref(), *thread, why, failed.as_deref()),
+            repeats,
+            by: _,
+        } => {
+            let sentence = io_threads::Sentence {
+                action: *action,
+                disk: disk.as_ref(),
+                thread: *thread,
+                why,
+                failed: failed.as_deref(),
+                repeats: *repeats,
+            };
+            sentence.text()
+        }
         other => format!("{} on this host", other.word()),
     }
 }

@@ -3,7 +3,7 @@
 //! The engine's monitor decides and acts. This module only reports: it maps numbers of disks to names.
 
 use tidegate_api::config::ThreadPolicy;
-use tidegate_api::events::{Happening, IoThreadAction};
+use tidegate_api::events::{Happening, IoThreadAction, IoThreadActor};
 use tidegate_api::name::Name;
 use tidegate_api::status::{ThreadChange, ThreadPolicyStatus};
 use tidegate_core::monitor::{Action, Decision, Kind, Why};
@@ -27,10 +27,12 @@ pub(crate) fn happening(event: &Event, name_of: impl Fn(DiskId) -> Option<Name>)
     };
     Happening::IoThreads {
         action: action(event.decision.action),
+        by: IoThreadActor::Policy,
         disk,
         thread,
         why: event.decision.why.to_string(),
         failed: event.failed.clone(),
+        repeats: event.repeats,
     }
 }
 
@@ -46,31 +48,46 @@ const fn action(action: Action) -> IoThreadAction {
     }
 }
 
-/// The event as a sentence.
-pub(crate) fn sentence(
-    action: IoThreadAction,
-    disk: Option<&Name>,
-    thread: Option<u32>,
-    why: &str,
-    failed: Option<&str>,
-) -> String {
-    let thread = thread.map_or_else(|| "an I/O thread".to_owned(), |n| format!("I/O thread {n}"));
-    let disk = disk.map_or_else(
-        || "a detached disk".to_owned(),
-        |name| format!("disk {name}"),
-    );
-    let done = match action {
-        IoThreadAction::Move => format!("{disk} moves to {thread}"),
-        IoThreadAction::Activate => format!("{thread} takes disks from now on"),
-        IoThreadAction::Lock => format!("{thread} takes no more disks"),
-        IoThreadAction::Park => format!("{thread} is parked"),
-        IoThreadAction::PollOn => "idle I/O threads may poll".to_owned(),
-        IoThreadAction::PollOff => "idle I/O threads do not poll".to_owned(),
-        IoThreadAction::Stay => return format!("I/O threads stay as they are: {why}"),
-    };
-    match failed {
-        None => format!("{done}: {why}"),
-        Some(failed) => format!("{done}: {why}; it could not be done: {failed}"),
+/// An event of I/O threads as a sentence.
+pub(crate) struct Sentence<'a> {
+    pub(crate) action: IoThreadAction,
+    pub(crate) disk: Option<&'a Name>,
+    pub(crate) thread: Option<u32>,
+    pub(crate) why: &'a str,
+    pub(crate) failed: Option<&'a str>,
+    pub(crate) repeats: u64,
+}
+
+impl Sentence<'_> {
+    pub(crate) fn text(&self) -> String {
+        let thread = self.thread;
+        let thread =
+            thread.map_or_else(|| "an I/O thread".to_owned(), |n| format!("I/O thread {n}"));
+        let disk = self.disk.map_or_else(
+            || "a detached disk".to_owned(),
+            |name| format!("disk {name}"),
+        );
+        let done = match self.action {
+            IoThreadAction::Move => format!("{disk} moves to {thread}"),
+            IoThreadAction::Activate => format!("{thread} takes disks from now on"),
+            IoThreadAction::Lock => format!("{thread} takes no more disks"),
+            IoThreadAction::Unlock => format!("{thread} takes disks again"),
+            IoThreadAction::Park => format!("{thread} is parked"),
+            IoThreadAction::PollOn => "idle I/O threads may poll".to_owned(),
+            IoThreadAction::PollOff => "idle I/O threads do not poll".to_owned(),
+            IoThreadAction::Stay if self.disk.is_some() => format!("{disk} stays on {thread}"),
+            IoThreadAction::Stay => "I/O threads stay as they are".to_owned(),
+        };
+        let mut text = format!("{done}: {}", self.why);
+        if let Some(failed) = self.failed {
+            text += &format!("; it could not be done: {failed}");
+        }
+        match self.repeats {
+            0 => {}
+            1 => text += "; once more since the last such event",
+            repeats => text += &format!("; {repeats} times more since the last such event"),
+        }
+        text
     }
 }
 
@@ -108,6 +125,7 @@ pub(crate) fn status(status: &Status, now: Time, now_ms: u64) -> ThreadPolicySta
         undone: status.undone,
         void: status.void,
         failed: status.failed,
+        findings: status.findings,
         ticks: status.ticks,
         cpu_us: status.cpu.as_micros(),
     }
@@ -118,7 +136,7 @@ pub(crate) fn note<'a>(
     thread: u32,
     events: impl DoubleEndedIterator<Item = &'a tidegate_api::events::Event>,
 ) -> Option<String> {
-    let about = format!("thread={thread} ");
+    let about = format!("thread {thread} ");
     let last = events.rev().find(|event| match &event.happening {
         Happening::IoThreads { why, .. } => why.contains(&about),
         _ => false,
@@ -147,22 +165,55 @@ mod tests {
         Event {
             decision,
             failed: None,
+            repeats: 0,
         }
     }
 
-    fn text(event: &Event) -> String {
-        let name = |disk: DiskId| (disk == DiskId(7)).then(|| "web".parse().unwrap());
+    fn text_of(happening: &Happening) -> String {
         let Happening::IoThreads {
             action,
             disk,
             thread,
             why,
             failed,
-        } = happening(event, name)
+            repeats,
+            by: _,
+        } = happening
         else {
             panic!("it is an event of I/O threads")
         };
-        sentence(action, disk.as_ref(), thread, &why, failed.as_deref())
+        let sentence = Sentence {
+            action: *action,
+            disk: disk.as_ref(),
+            thread: *thread,
+            why,
+            failed: failed.as_deref(),
+            repeats: *repeats,
+        };
+        sentence.text()
+    }
+
+    fn text(event: &Event) -> String {
+        let name = |disk: DiskId| (disk == DiskId(7)).then(|| "web".parse().unwrap());
+        text_of(&happening(event, name))
+    }
+
+    #[test]
+    fn a_finding_names_the_disk_by_its_name_and_says_how_often_it_was_found() {
+        let mut found = congested(Action::Stay);
+        found.decision.why = Why::OneDisk {
+            thread: 3,
+            disk: DiskId(7),
+            busy: 991,
+            delay: Span::from_millis(2),
+            queues: 1,
+        };
+        found.repeats = 17;
+        assert_eq!(
+            text(&found),
+            "disk web stays on I/O thread 3: one disk is the whole load of thread 3 (busy=99.1% delay_p99=2.00ms queues=1); \
+             17 times more since the last such event"
+        );
     }
 
     #[test]
@@ -170,7 +221,8 @@ mod tests {
         let disk = DiskId(7);
         assert_eq!(
             text(&congested(Action::Move { disk, to: 1 })),
-            "disk web moves to I/O thread 1: congested thread=0 busy=97.0% delay_p99=340us target=100us standing=false threads=1"
+            "disk web moves to I/O thread 1: requests wait for thread 0 (busy=97.0% delay_p99=340us target=100us \
+             passed_over=no active_threads=1)"
         );
         let gone = text(&congested(Action::Move {
             disk: DiskId(1),
@@ -198,8 +250,10 @@ mod tests {
                 action,
                 disk: None,
                 thread: Some(1),
-                why: format!("congested thread={thread} busy=97.0%"),
+                why: format!("requests wait for thread {thread} (busy=97.0%)"),
                 failed: None,
+                by: IoThreadActor::Policy,
+                repeats: 0,
             },
         };
         let events = [

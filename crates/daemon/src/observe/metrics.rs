@@ -301,6 +301,7 @@ fn policy(page: &mut Page, facts: &Facts) {
     trials.value(&[("outcome", &"undone")], policy.undone);
     trials.value(&[("outcome", &"void")], policy.void);
     page.family(&MONITOR_FAILURES).value(&[], policy.failed);
+    page.family(&MONITOR_FINDINGS).value(&[], policy.findings);
     page.family(&MONITOR_TICKS).value(&[], policy.ticks);
     let cpu = float(policy.cpu.as_nanos()) / 1e9;
     page.family(&MONITOR_CPU).value(&[], cpu);

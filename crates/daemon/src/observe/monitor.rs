@@ -199,7 +199,7 @@ pub(crate) async fn listen(monitor: Arc<Monitor>) {
     }
 }
 
-/// Records what the layouts of disks report, until the daemon stops.
+/// Records what the layouts of disks report, and what administrators do with I/O threads, until the daemon stops.
 pub(crate) async fn listen_to_layouts(monitor: Arc<Monitor>) {
     let disk_service = &monitor.services.disk_service;
     loop {
@@ -207,6 +207,7 @@ pub(crate) async fn listen_to_layouts(monitor: Arc<Monitor>) {
             () = disk_service.notices().come() => {}
             () = monitor.services.stopped() => return,
         }
+        monitor.gather_orders();
         let at_ms = now_ms();
         for (disk, notice) in disk_service.notices().take() {
             let notice = match notice {
@@ -356,8 +357,16 @@ impl Monitor {
         Ok(explanation)
     }
 
-    /// Adds the decisions of the I/O threads' policy to the events.
+    /// Adds what administrators have done with I/O threads to the events.
+    fn gather_orders(&self) {
+        for happening in self.services.disk_service.notices().take_of_threads() {
+            self.journal.add(None, now_ms(), happening);
+        }
+    }
+
+    /// Adds the decisions of the I/O threads' policy to the events, and the orders of administrators.
     pub(crate) fn gather_decisions(&self) {
+        self.gather_orders();
         let events = self.services.disk_service.host().take_decisions();
         if events.is_empty() {
             return;

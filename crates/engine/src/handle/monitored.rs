@@ -6,7 +6,7 @@
 //! # Units
 //! Nanoseconds. A delay's histogram gives sums that are right within an eighth.
 
-use super::threads::Placement;
+use super::threads::{Placement, PolicyAct};
 use super::{Disk, DiskCore, guard};
 use crate::counters::{DelayHistogram, DiskActivity, Statistics, ThreadActivity};
 use crate::error::{Error, Kind, Result};
@@ -25,6 +25,9 @@ use tidegate_core::units::{Span, Time};
 
 /// The weight of a request without bytes.
 const REQUEST: u64 = weight(0);
+
+/// Waits that ended are left to later intervals for at most so long. Origin: the longest slices of a handful of guests on a CPU.
+const OWED_MOST: Span = Span::from_millis(50);
 
 /// The attached disks, by number. An entry may be of a disk that is gone.
 pub(super) type Known = Arc<Mutex<BTreeMap<DiskId, Weak<DiskCore>>>>;
@@ -101,13 +104,14 @@ impl Monitored {
     }
 
     fn load_threads(&mut self, snapshot: &mut Snapshot) {
-        let now = self.statistics.threads();
+        let mut now = self.statistics.threads();
         let states = self.placement.states();
         let mut loads = std::mem::take(&mut snapshot.threads);
         loads.clear();
-        let known = now.iter().zip(&self.threads).zip(states);
+        let known = now.iter_mut().zip(&self.threads).zip(states);
         for (at, ((now, before), state)) in known.enumerate() {
             let times = now.since(before);
+            now.run_delay = owed(now.run_delay, before.run_delay + times.stolen);
             let delays = now.delays.since(&before.delays);
             let arrivals = now.requests.saturating_sub(before.requests);
             let (requests, waited) = &mut self.thread_waits[at];
@@ -267,9 +271,9 @@ impl Subject for Monitored {
     fn act(&mut self, action: Action) -> Result<()> {
         match action {
             Action::Move { disk, to } => self.disk(disk)?.move_to(to.into()).map(drop),
-            Action::Activate { thread } => self.placement.activate(thread.into()),
-            Action::Lock { thread } => self.placement.set_locked(thread.into(), true),
-            Action::Park { thread } => self.placement.remove(thread.into()),
+            Action::Activate { thread } => self.placement.act(thread.into(), PolicyAct::Activate),
+            Action::Lock { thread } => self.placement.act(thread.into(), PolicyAct::Leave),
+            Action::Park { thread } => self.placement.act(thread.into(), PolicyAct::Park),
             Action::Spin { on } => {
                 self.signals.let_spin(on);
                 Ok(())
@@ -284,6 +288,7 @@ impl From<ThreadState> for core::ThreadState {
         match state {
             ThreadState::Active => core::ThreadState::Active,
             ThreadState::Locked => core::ThreadState::Locked,
+            ThreadState::Leaving => core::ThreadState::Leaving,
             ThreadState::Draining => core::ThreadState::Draining,
             ThreadState::Parked => core::ThreadState::Parked,
         }
@@ -310,6 +315,13 @@ fn difference(now: &DiskActivity, before: &DiskActivity) -> DiskLoad {
     }
 }
 
+/// The kernel counts a wait for a CPU when it ends, so more of it may be counted in an interval than that is long. The rest is
+/// left to the next intervals: those during the wait have passed without it. `used`: what the intervals have had.
+fn owed(counted: Span, used: Span) -> Span {
+    let least = Span::from_nanos(counted.as_nanos().saturating_sub(OWED_MOST.as_nanos()));
+    used.max(least).min(counted)
+}
+
 fn less(now: Span, before: Span) -> Span {
     Span::from_nanos(now.as_nanos().saturating_sub(before.as_nanos()))
 }
@@ -326,4 +338,19 @@ fn part(whole: Span, count: u64, all: u64) -> Span {
     let share = u128::from(whole.as_nanos()) * u128::from(count);
     let share = share.checked_div(u128::from(all)).unwrap_or(0);
     Span::from_nanos(u64::try_from(share).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_that_was_longer_than_the_interval_is_shared_with_the_next_ones() {
+        let ms = Span::from_millis;
+        // 20 ms were counted in an interval that took 5 of them.
+        assert_eq!(owed(ms(20), ms(5)), ms(5));
+        assert_eq!(owed(ms(20), ms(20)), ms(20));
+        // A long stop is not spread over seconds.
+        assert_eq!(owed(ms(900), ms(5)), ms(850));
+    }
 }

@@ -3,10 +3,27 @@
 //! All threads that may ever run exist from the start. One that is not used is *parked*: it has no disks, and sleeps without a
 //! timer. So a thread is created and removed without a system call of its own.
 //!
+//! A lock has an owner. An administrator's lock lasts until an administrator unlocks the thread. A policy's lasts while the
+//! policy empties the thread, and ends in that the thread is parked or taken back. An administrator may take over a thread that
+//! a policy empties, but not the other way round.
+//!
 //! # Always true
 //! - at least one thread is active
+//! - nothing that the monitor does changes a thread that an administrator has locked
 //! - a locked thread gets no disk but those whose move began before
 //! - a parked thread has no disks, and nothing of one that has left it is on its ring
+//!
+//! # Picture
+//! ```text
+//!             lock                 the policy empties it
+//!   Locked <--------> Active ---------------------------> Leaving
+//!     |  ^    unlock    ^   <---------------------------     |  |
+//!     |  |              |     unlock, or the policy          |  |
+//!     |  |              |                                    |  |
+//!     |  +--------------|------------------ lock ------------+  |
+//!     |                 | create, or the policy                 |
+//!     +--- remove --> Parked <----- remove, or the policy ------+
+//! ```
 
 use super::{Disk, Engine, guard};
 use crate::error::{Error, Kind, Result};
@@ -22,8 +39,10 @@ use tidegate_core::request::DiskId;
 pub enum ThreadState {
     /// It takes disks.
     Active,
-    /// It serves its disks, and takes no others.
+    /// An administrator locked it: it serves its disks, and takes no others.
     Locked,
+    /// The policy empties it: it serves its disks until they have moved, and is parked then.
+    Leaving,
     /// It has no disks any more. Operations of disks that have left are still in flight on its ring.
     Draining,
     /// It sleeps, until it is needed again.
@@ -34,8 +53,22 @@ pub enum ThreadState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
     Active,
+    /// By an administrator.
     Locked,
+    /// By the policy.
+    Leaving,
     Parked,
+}
+
+/// What a policy does with a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PolicyAct {
+    /// It takes disks.
+    Activate,
+    /// It takes no more disks, since it is to be parked.
+    Leave,
+    /// It is parked, now that it has no disks.
+    Park,
 }
 
 /// See the module.
@@ -66,6 +99,16 @@ impl Plan {
     fn active_default(&self) -> Option<usize> {
         self.default
             .filter(|thread| self.threads[*thread] == Wanted::Active)
+    }
+
+    /// # Errors
+    /// If no other thread takes disks.
+    fn must_have_another(&self, thread: usize) -> Result<()> {
+        if self.active().any(|other| other != thread) {
+            return Ok(());
+        }
+        let text = format!("I/O thread {thread} is the only one that takes disks");
+        Err(Error::new(Kind::Busy, text))
     }
 
     fn active(&self) -> impl Iterator<Item = usize> {
@@ -110,55 +153,83 @@ impl Placement {
         let state = |(thread, wanted): (usize, &Wanted)| match wanted {
             Wanted::Active => ThreadState::Active,
             Wanted::Locked => ThreadState::Locked,
+            Wanted::Leaving => ThreadState::Leaving,
             Wanted::Parked if self.peers.on_ring(thread) > 0 => ThreadState::Draining,
             Wanted::Parked => ThreadState::Parked,
         };
         states.map(state).collect()
     }
 
-    /// Lets a parked or locked thread take disks.
-    pub(super) fn activate(&self, thread: usize) -> Result<()> {
+    /// An administrator locks a thread or unlocks it, whoever locked it.
+    fn set_locked(&self, thread: usize, locked: bool) -> Result<()> {
         let mut plan = guard(&self.wanted);
-        plan.of(thread)?;
-        plan.threads[thread] = Wanted::Active;
+        match (plan.of(thread)?, locked) {
+            (Wanted::Parked, _) => return Err(parked(thread)),
+            (Wanted::Active, true) => plan.must_have_another(thread)?,
+            (Wanted::Active | Wanted::Locked | Wanted::Leaving, _) => {}
+        }
+        plan.threads[thread] = match locked {
+            true => Wanted::Locked,
+            false => Wanted::Active,
+        };
         Ok(())
     }
 
-    pub(super) fn set_locked(&self, thread: usize, locked: bool) -> Result<()> {
+    /// An administrator parks a thread.
+    fn remove(&self, thread: usize) -> Result<()> {
         let mut plan = guard(&self.wanted);
-        match (plan.of(thread)?, locked) {
-            (Wanted::Parked, _) => Err(parked(thread)),
-            (Wanted::Active, false) | (Wanted::Locked, true) => Ok(()),
-            (Wanted::Locked, false) => {
-                plan.threads[thread] = Wanted::Active;
+        match plan.of(thread)? {
+            Wanted::Parked => Err(parked(thread)),
+            Wanted::Active => {
+                let text = format!("I/O thread {thread} takes disks: it is not locked");
+                Err(Error::new(Kind::Busy, text))
+            }
+            Wanted::Locked | Wanted::Leaving => self.park(&mut plan, thread),
+        }
+    }
+
+    fn park(&self, plan: &mut Plan, thread: usize) -> Result<()> {
+        match plan.coming[thread] + self.peers.disks(thread) {
+            0 => {
+                plan.threads[thread] = Wanted::Parked;
                 Ok(())
             }
-            (Wanted::Active, true) => {
-                if plan.active().count() == 1 {
-                    let text = format!("I/O thread {thread} is the only one that takes disks");
-                    return Err(Error::new(Kind::Busy, text));
-                }
-                plan.threads[thread] = Wanted::Locked;
-                Ok(())
+            1 => {
+                let text = format!("I/O thread {thread} still has a disk");
+                Err(Error::new(Kind::Busy, text))
+            }
+            disks => {
+                let text = format!("I/O thread {thread} still has {disks} disks");
+                Err(Error::new(Kind::Busy, text))
             }
         }
     }
 
-    pub(super) fn remove(&self, thread: usize) -> Result<()> {
+    /// The policy does this. Nothing of it changes a thread that an administrator locked.
+    pub(super) fn act(&self, thread: usize, act: PolicyAct) -> Result<()> {
         let mut plan = guard(&self.wanted);
-        let text = match plan.of(thread)? {
-            Wanted::Parked => return Err(parked(thread)),
-            Wanted::Active => format!("I/O thread {thread} takes disks: it is not locked"),
-            Wanted::Locked => match plan.coming[thread] + self.peers.disks(thread) {
-                0 => {
-                    plan.threads[thread] = Wanted::Parked;
-                    return Ok(());
-                }
-                1 => format!("I/O thread {thread} still has a disk"),
-                disks => format!("I/O thread {thread} still has {disks} disks"),
-            },
-        };
-        Err(Error::new(Kind::Busy, text))
+        match (act, plan.of(thread)?) {
+            (_, Wanted::Locked) => {
+                let text = format!("an administrator has locked I/O thread {thread}");
+                Err(Error::new(Kind::Busy, text))
+            }
+            (PolicyAct::Activate, _) => {
+                plan.threads[thread] = Wanted::Active;
+                Ok(())
+            }
+            (_, Wanted::Parked) => Err(parked(thread)),
+            (PolicyAct::Leave, Wanted::Leaving) => Ok(()),
+            (PolicyAct::Leave, Wanted::Active) => {
+                plan.must_have_another(thread)?;
+                plan.threads[thread] = Wanted::Leaving;
+                Ok(())
+            }
+            (PolicyAct::Park, Wanted::Leaving) => self.park(&mut plan, thread),
+            (PolicyAct::Park, Wanted::Active) => {
+                let text = format!("an administrator has unlocked I/O thread {thread}");
+                Err(Error::new(Kind::Busy, text))
+            }
+        }
     }
 
     /// Notes that a disk is on its way to a thread, which must take disks.
@@ -171,6 +242,9 @@ impl Placement {
             }
             Wanted::Locked => {
                 format!("I/O thread {thread} is locked")
+            }
+            Wanted::Leaving => {
+                format!("I/O thread {thread} is being emptied")
             }
             Wanted::Parked => return Err(parked(thread)),
         };
@@ -307,3 +381,6 @@ impl Disk {
         moved.recv().map_err(|_| gone())?
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,6 +15,8 @@ struct World {
     acts: Mutex<Vec<String>>,
     /// Whether moves are refused.
     refuses: AtomicBool,
+    /// Whether actions take until this is false again.
+    holds: AtomicBool,
 }
 
 /// Two threads; thread 0 with two disks is congested while there is load.
@@ -87,13 +89,17 @@ impl Subject for Model {
     fn act(&mut self, action: Action) -> Result<()> {
         let mut acts = self.world.acts.lock().expect("no test panics with it");
         acts.push(action.to_string());
+        drop(acts);
+        while self.world.holds.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
         if self.world.refuses.load(Ordering::SeqCst) {
             return Err(Error::new(crate::Kind::Busy, "the test refuses it"));
         }
         match action {
             Action::Move { disk, to } => self.homes[disk.0 as usize] = to,
             Action::Activate { thread } => self.states[usize::from(thread)] = ThreadState::Active,
-            Action::Lock { thread } => self.states[usize::from(thread)] = ThreadState::Locked,
+            Action::Lock { thread } => self.states[usize::from(thread)] = ThreadState::Leaving,
             Action::Park { thread } => self.states[usize::from(thread)] = ThreadState::Parked,
             Action::Spin { .. } | Action::Stay => {}
         }
@@ -132,7 +138,7 @@ fn a_congested_thread_is_relieved_and_the_event_has_the_inputs() {
     let events = monitor.take_events();
     let first = events[0].decision.to_string();
     assert!(
-        first.starts_with("activate thread=1: congested thread=0 busy=100.0%"),
+        first.starts_with("activate thread=1: requests wait for thread 0 (busy=100.0%"),
         "{first}"
     );
     assert!(events.iter().all(|event| event.failed.is_none()));
@@ -223,8 +229,13 @@ fn events_that_nobody_fetches_are_bounded() {
         why: Why::Empty { threads: 1 },
     };
     for _ in 0..EVENTS + 7 {
-        let failed = None;
-        monitor.shared.state().note(Event { decision, failed });
+        let (failed, repeats) = (None, 0);
+        let event = Event {
+            decision,
+            failed,
+            repeats,
+        };
+        monitor.shared.state().note(event);
     }
     assert_eq!(monitor.status().dropped, 7);
     assert_eq!(monitor.take_events().len(), EVENTS);
@@ -267,8 +278,8 @@ fn a_change_of_the_policy_takes_back_what_the_old_one_left_unfinished() {
         rest_at: os::now(),
     };
     thread.tick(false);
-    assert_eq!(thread.subject.states[1], ThreadState::Locked);
-    thread.shared.state().changed = true;
+    assert_eq!(thread.subject.states[1], ThreadState::Leaving);
+    thread.shared.state().set += 1;
     // Nothing more is done under the old settings.
     thread.tick(false);
     assert_eq!(world.acts.lock().expect("no panic").len(), 2);
@@ -277,4 +288,63 @@ fn a_change_of_the_policy_takes_back_what_the_old_one_left_unfinished() {
     assert_eq!(thread.subject.states[1], ThreadState::Active);
     assert!(signals.may_spin() && thread.shared.state().status.may_spin);
     assert!(thread.locked.is_empty());
+}
+
+#[test]
+fn new_settings_are_answered_when_what_runs_has_ended_and_nothing_comes_after() {
+    let world = Arc::new(World::default());
+    world.load.store(true, Ordering::SeqCst);
+    world.holds.store(true, Ordering::SeqCst);
+    let (monitor, _signals) = start(Kind::Auto, &world);
+    let acts = || world.acts.lock().expect("no panic").len();
+    until_it(|| acts() > 0);
+    std::thread::scope(|scope| {
+        let (answered, answer) = std::sync::mpsc::channel();
+        let (monitor, acts) = (&monitor, &acts);
+        scope.spawn(move || {
+            monitor.set(settings(Kind::None));
+            answered.send(acts()).expect("it is waited for");
+        });
+        until_it(|| monitor.shared.state().is_called());
+        // Whoever answers before the action has ended does so now.
+        let early = answer.recv_timeout(Duration::from_millis(100));
+        world.holds.store(false, Ordering::SeqCst);
+        assert!(early.is_err(), "{early:?}");
+        // The first action ends; those behind it are void.
+        assert_eq!(answer.recv(), Ok(1));
+    });
+    assert_eq!(acts(), 1);
+}
+
+#[test]
+fn settings_are_answered_although_the_thread_has_ended() {
+    let (mut monitor, _signals) = start(Kind::Auto, &Arc::default());
+    monitor.stop();
+    monitor.set(settings(Kind::None));
+    assert_eq!(monitor.status().settings, settings(Kind::None));
+}
+
+#[test]
+fn a_trial_counts_once_however_many_actions_end_it() {
+    let (monitor, _signals) = start(Kind::None, &Arc::default());
+    let worse = Why::Worse(Verdict::default(), Span::from_secs(2));
+    for action in [
+        Action::Lock { thread: 1 },
+        Action::Park { thread: 1 },
+        Action::Park { thread: 2 },
+    ] {
+        let (failed, repeats) = (None, 0);
+        let decision = Decision {
+            at: os::now(),
+            action,
+            why: worse,
+        };
+        monitor.shared.state().note(Event {
+            decision,
+            failed,
+            repeats,
+        });
+    }
+    let status = monitor.status();
+    assert_eq!((status.undone, status.parked), (1, 2));
 }

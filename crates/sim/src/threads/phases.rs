@@ -45,6 +45,20 @@ pub fn step(lasts: u64, exit: u64) -> Trace {
     on_four_cores(vec![idle, step], exit)
 }
 
+/// Every core is full: all guests compute, and four of them have deep queues beside that. A thread waits for a core for much of
+/// its time, so requests wait for it, too.
+#[must_use]
+pub fn full_cores(lasts: u64, exit: u64) -> Trace {
+    let mut full = compute(lasts);
+    full.name = "full cores".to_owned();
+    for load in &mut full.loads[..4] {
+        load.rate = 0;
+        load.outstanding = 32;
+        load.service = 7_050;
+    }
+    on_four_cores(vec![full], exit)
+}
+
 /// Small messages at so many a second in all, after those of MQTT clients: from six VMs with two vCPUs and a queue for each,
 /// or from one VM with eight. Each vCPU works 5 us for a message.
 #[must_use]

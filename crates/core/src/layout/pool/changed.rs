@@ -8,9 +8,12 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 impl Pool {
-    /// Which parts of the disk may differ between two of its generations, in bytes, ascending. None: there is no such
-    /// generation, or the disk has not opened.
-    pub fn changed(&self, from: Generation, to: Generation) -> Option<Vec<Range<u64>>> {
+    /// Which parts of the disk may differ between two of its generations ([`Layout::changed`](crate::layout::Layout::changed)).
+    pub(super) fn changed_between(
+        &self,
+        from: Generation,
+        to: Generation,
+    ) -> Option<Vec<Range<u64>>> {
         if !self.is_open() {
             return None;
         }

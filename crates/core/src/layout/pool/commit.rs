@@ -24,6 +24,9 @@ const DIRTY_MAX: usize = 1024;
 /// How long after a failure it is tried again, if nobody flushes before.
 const AGAIN_AFTER: Span = Span::from_secs(1);
 
+/// How often it is tried to leave everything durable when the layout ends. Origin: chosen; a fault that stays is left.
+const REST_TRIES: u8 = 3;
+
 /// Who waits for a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Waiter {
@@ -66,6 +69,9 @@ impl Pool {
     pub(super) fn begin_commit(&mut self, cx: &mut LayoutCx<'_>) {
         if self.commit.is_some() || self.waiters.is_empty() || !self.is_open() {
             return;
+        }
+        if self.root.is_doubtful {
+            return self.repair_root(cx);
         }
         let waiters = core::mem::take(&mut self.waiters);
         self.space.commit_begun();
@@ -229,7 +235,15 @@ impl Pool {
         } else if commit.waiters.contains(&Waiter::Nobody) || self.space.has_unwritten() {
             self.space.commit_at = Some(cx.now() + AGAIN_AFTER);
         }
-        for waiter in commit.waiters {
+        self.answer_waiters(cx, commit.waiters, outcome);
+        self.go_on(cx);
+        if self.paused {
+            self.commit_left(cx);
+        }
+    }
+
+    fn answer_waiters(&mut self, cx: &mut LayoutCx<'_>, waiters: Vec<Waiter>, outcome: Outcome) {
+        for waiter in waiters {
             match waiter {
                 Waiter::Io(io) => cx.answer(io, outcome),
                 Waiter::Gate => self.gate_committed(cx, outcome),
@@ -245,7 +259,17 @@ impl Pool {
                 }
             }
         }
-        self.go_on(cx);
+    }
+
+    /// A root that had failed was written over, or could not be: then nothing can be made durable.
+    pub(super) fn root_repaired(&mut self, cx: &mut LayoutCx<'_>, outcome: Outcome) {
+        if outcome.is_err() {
+            let waiters = core::mem::take(&mut self.waiters);
+            if waiters.contains(&Waiter::Nobody) || self.space.has_unwritten() {
+                self.space.commit_at = Some(cx.now() + AGAIN_AFTER);
+            }
+            self.answer_waiters(cx, waiters, outcome);
+        }
     }
 
     /// Marks go whose sub-blocks are durable at a place of the same generation.
@@ -261,7 +285,14 @@ impl Pool {
 
     /// Writes what would be lost without a flush, because the layout ends.
     pub(super) fn commit_rest(&mut self, cx: &mut LayoutCx<'_>) {
-        if self.table.dirty() > 0 && self.is_open() && self.waiters.is_empty() {
+        self.rest_tries = REST_TRIES;
+        self.commit_left(cx);
+    }
+
+    fn commit_left(&mut self, cx: &mut LayoutCx<'_>) {
+        let is_left = self.table.dirty() > 0 || self.root.is_doubtful;
+        if is_left && self.is_open() && self.waiters.is_empty() && self.rest_tries > 0 {
+            self.rest_tries -= 1;
             self.waiters.push(Waiter::Nobody);
         }
         self.begin_commit(cx);

@@ -26,6 +26,8 @@ pub(super) struct RootState {
     /// The first of them is being written, if `is_busy`.
     changes: VecDeque<Change>,
     is_busy: bool,
+    /// Whether a write of it has failed: after a crash it may be there nevertheless.
+    pub(super) is_doubtful: bool,
 }
 
 /// What a root changes. Generations by their place in the forest.
@@ -39,6 +41,8 @@ pub(super) enum Change {
     Delete(u16),
     /// Nothing of this one is left.
     Gone(u16),
+    /// Nothing: a root that failed is written over.
+    Repair,
 }
 
 impl Pool {
@@ -57,6 +61,14 @@ impl Pool {
             Some(first) if *first != NONE => Ok(()),
             _ => Err(OrderRefusal::Unrecorded),
         }
+    }
+
+    /// Writes over a root that has failed, before anything else is durable: it may say that what is written now is gone.
+    pub(super) fn repair_root(&mut self, cx: &mut LayoutCx<'_>) {
+        if !self.root.changes.contains(&Change::Repair) {
+            self.root.changes.push_back(Change::Repair);
+        }
+        self.write_root(cx);
     }
 
     /// Changes the generations. It counts once the root is durable.
@@ -97,6 +109,7 @@ impl Pool {
             }
             Change::Delete(gone) => root.mark_going(number(gone)),
             Change::Gone(gone) => root.remove(number(gone)),
+            Change::Repair => {}
         }
         root
     }
@@ -107,6 +120,7 @@ impl Pool {
         let Some(change) = self.root.changes.pop_front() else {
             return;
         };
+        self.root.is_doubtful = outcome.is_err();
         if outcome.is_ok() {
             self.root.place = 1 - self.root.place;
             self.headers_written += 1;
@@ -117,6 +131,7 @@ impl Pool {
             Change::Snapshot | Change::RollBack(_) => self.gate_switched(cx, answer),
             Change::Delete(_) => cx.ordered(answer),
             Change::Gone(_) => self.deletion_recorded(cx, outcome),
+            Change::Repair => self.root_repaired(cx, outcome),
         }
         self.write_root(cx);
         self.go_on(cx);
@@ -139,6 +154,7 @@ impl Pool {
                 }
             }
             Change::Delete(gone) => self.forest.at_mut(gone).is_going = true,
+            Change::Repair => {}
             Change::Gone(gone) => {
                 let number = self.forest.at(gone).number;
                 self.forest.remove(gone);

@@ -1,8 +1,12 @@
-//! Bans of changes that did not help: from how many threads, in which direction, and for how long.
+//! Bans of changes that did not help or had no verdict: from how many threads, in which direction, and for how long.
+//!
+//! A change that did not help is banned under its load. One without a verdict was taken back because the load kept changing:
+//! it is held back under any load, or else a guest whose load swings would have it tried all the time.
 //!
 //! # Always true
-//! - a ban ends by itself; each further one of the same change is twice as long
-//! - a change of the load forgives: what was banned under another load may be tried
+//! - bans and holds end by themselves; each further one of the same change is twice as long
+//! - a change of the load lifts a ban, not a hold: what did not help under another load may be tried
+//! - a verdict ends the row of holds
 
 use crate::units::{Span, Time};
 use alloc::collections::BTreeMap;
@@ -13,6 +17,11 @@ const FIRST: Span = Span::from_secs(2);
 const DOUBLINGS: u32 = 8;
 /// How far the load may be from that of a ban, in hundredths. Origin: chosen; no measurement.
 const FORGIVEN: u64 = 30;
+
+/// The first hold. Origin: three trials long, so that a load that swings costs a fourth of the time at most, and soon less.
+const FIRST_HOLD: Span = Span::from_secs(1);
+/// The longest hold, by doubling: 64 s.
+const HOLD_DOUBLINGS: u32 = 6;
 
 /// A direction of change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,9 +61,19 @@ struct Ban {
     load: Offered,
 }
 
+#[derive(Clone, Copy, Debug)]
+struct Hold {
+    until: Time,
+    /// How often there was no verdict since the last one.
+    times: u32,
+}
+
 /// See the module.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Bans(BTreeMap<(usize, Direction), Ban>);
+pub(super) struct Bans {
+    bans: BTreeMap<(usize, Direction), Ban>,
+    holds: BTreeMap<(usize, Direction), Hold>,
+}
 
 impl Bans {
     /// Bans a change from `threads` threads under this load; returns for how long.
@@ -65,7 +84,7 @@ impl Bans {
         direction: Direction,
         load: Offered,
     ) -> Span {
-        let old = self.0.get(&(threads, direction));
+        let old = self.bans.get(&(threads, direction));
         let times = match old {
             Some(old) if old.load.is_near(load) => old.times + 1,
             _ => 0,
@@ -76,11 +95,27 @@ impl Bans {
             times,
             load,
         };
-        self.0.insert((threads, direction), ban);
+        self.bans.insert((threads, direction), ban);
         span
     }
 
-    /// How long this change is banned yet under this load; zero: it is not.
+    /// Holds a change without a verdict back; returns for how long.
+    pub(super) fn hold(&mut self, now: Time, threads: usize, direction: Direction) -> Span {
+        let old = self.holds.get(&(threads, direction));
+        let times = old.map_or(0, |old| old.times + 1);
+        let span = Span::from_nanos(FIRST_HOLD.as_nanos() << times.min(HOLD_DOUBLINGS));
+        let until = now + span;
+        self.holds
+            .insert((threads, direction), Hold { until, times });
+        span
+    }
+
+    /// The change had a verdict.
+    pub(super) fn judged(&mut self, threads: usize, direction: Direction) {
+        self.holds.remove(&(threads, direction));
+    }
+
+    /// How long this change is banned yet under this load, or held back; zero: it may be tried.
     pub(super) fn left(
         &mut self,
         now: Time,
@@ -88,11 +123,17 @@ impl Bans {
         direction: Direction,
         load: Offered,
     ) -> Span {
-        let Some(ban) = self.0.get(&(threads, direction)) else {
+        let held = self.holds.get(&(threads, direction));
+        let held = held.map_or(Span::ZERO, |hold| hold.until.since(now));
+        held.max(self.banned(now, threads, direction, load))
+    }
+
+    fn banned(&mut self, now: Time, threads: usize, direction: Direction, load: Offered) -> Span {
+        let Some(ban) = self.bans.get(&(threads, direction)) else {
             return Span::ZERO;
         };
         if !ban.load.is_near(load) {
-            self.0.remove(&(threads, direction));
+            self.bans.remove(&(threads, direction));
             return Span::ZERO;
         }
         ban.until.since(now)
@@ -135,5 +176,20 @@ mod tests {
             assert_eq!(bans.left(Time::ZERO, 2, Direction::Up, other), Span::ZERO);
             assert_eq!(bans.left(Time::ZERO, 2, Direction::Up, LOAD), Span::ZERO);
         }
+    }
+
+    #[test]
+    fn a_hold_outlasts_a_change_of_the_load_and_doubles_until_there_is_a_verdict() {
+        let mut bans = Bans::default();
+        let mut hold = || bans.hold(Time::ZERO, 1, Direction::Up).as_nanos() / 1_000_000_000;
+        let spans: alloc::vec::Vec<u64> = (0..8).map(|_| hold()).collect();
+        assert_eq!(spans, [1, 2, 4, 8, 16, 32, 64, 64]);
+        let other = Offered { rate: 1500, ..LOAD };
+        let mut left = |load| bans.left(Time::ZERO, 1, Direction::Up, load);
+        assert_eq!([left(LOAD), left(other)], [Span::from_secs(64); 2]);
+        bans.judged(1, Direction::Up);
+        assert_eq!(bans.left(Time::ZERO, 1, Direction::Up, LOAD), Span::ZERO);
+        let again = bans.hold(Time::ZERO, 1, Direction::Up);
+        assert_eq!(again, FIRST_HOLD);
     }
 }

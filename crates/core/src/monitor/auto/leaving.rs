@@ -103,7 +103,8 @@ impl Auto {
         let Some(leaving) = self.leaving else { return };
         let (thread, at) = (leaving.thread, usize::from(leaving.thread));
         let state = snapshot.threads.get(at).map(|thread| thread.state);
-        if state != Some(ThreadState::Locked) {
+        // An administrator may have locked it, too, or taken it into use.
+        if state != Some(ThreadState::Leaving) {
             self.leaving = None;
             return;
         }

@@ -31,6 +31,12 @@ const STOLEN: Permille = 20;
 /// Guests that wait so much lack CPUs: thousandths of a CPU.
 const GUESTS_DELAY: Permille = 100;
 
+/// A thread that waited for a CPU for so much of its last ticks, in thousandths, lacks one. Origin: beside one task that
+/// computes it is half of the time; wake-ups of a thread that is busy for half of its time are below a tenth.
+const NO_CPU: Permille = 200;
+/// It has one again below this.
+const CPU_AGAIN: Permille = 100;
+
 /// The last ticks of a thread.
 #[derive(Clone, Copy, Debug, Default)]
 struct Recent {
@@ -43,7 +49,20 @@ struct Recent {
     busy: [Span; LAST],
     /// Time that it had a CPU.
     own: [Span; LAST],
+    /// Time that it waited for one.
+    stolen: [Span; LAST],
     /// Whether its congestion was reported.
+    reported: bool,
+    quiet: u32,
+}
+
+/// Whether a thread lacks a CPU. Moves of its disks do not change that.
+#[derive(Clone, Copy, Debug, Default)]
+struct Robbed {
+    lacks: bool,
+    /// The part of its last ticks that it waited.
+    stolen: Permille,
+    /// Whether that was reported, and slow ticks without it since.
     reported: bool,
     quiet: u32,
 }
@@ -87,6 +106,7 @@ pub(super) struct Observed {
     /// The target of the queueing delay.
     pub(super) target: Span,
     threads: Vec<Recent>,
+    robbed: Vec<Robbed>,
     history: History,
     slow: SlowTick,
     slow_at: Time,
@@ -98,6 +118,7 @@ impl Observed {
     /// The host rested: begins anew.
     pub(super) fn forget(&mut self, now: Time) {
         self.threads.clear();
+        self.robbed.clear();
         self.history.clear();
         self.slow = SlowTick::default();
         self.slow_at = now;
@@ -113,11 +134,13 @@ impl Observed {
         if snapshot.disks_span.is_some() {
             self.detailed_at = snapshot.now;
         }
-        self.threads
-            .resize(snapshot.threads.len(), Recent::default());
+        let count = snapshot.threads.len();
+        self.threads.resize(count, Recent::default());
+        self.robbed.resize(count, Robbed::default());
         let began = snapshot.now.as_nanos() - snapshot.now.as_nanos().min(snapshot.span.as_nanos());
         let began = Time::from_nanos(began);
-        for (recent, load) in self.threads.iter_mut().zip(&snapshot.threads) {
+        let known = self.threads.iter_mut().zip(&mut self.robbed);
+        for ((recent, robbed), load) in known.zip(&snapshot.threads) {
             let late = load.delay_p99 > self.target && load.arrivals >= SAMPLES;
             let is_bad = load.is_active() && (late || load.standing);
             recent.bad = recent.bad << 1 | u8::from(is_bad);
@@ -130,6 +153,13 @@ impl Observed {
             recent.busy[0] = load.busy;
             recent.own.rotate_right(1);
             recent.own[0] = load.busy + load.spin + load.sleep;
+            recent.stolen.rotate_right(1);
+            recent.stolen[0] = load.stolen;
+            let stolen = recent.stolen_share();
+            if recent.samples == LAST {
+                robbed.stolen = stolen;
+                robbed.lacks = stolen >= if robbed.lacks { CPU_AGAIN } else { NO_CPU };
+            }
         }
         self.slow.add(snapshot, self.target);
     }
@@ -138,9 +168,41 @@ impl Observed {
     pub(super) fn busy(&self, thread: usize) -> Permille {
         self.threads.get(thread).map_or(0, |recent| {
             let last = recent.samples.clamp(1, LAST);
-            let sum = |spans: &[Span]| spans.iter().fold(Span::ZERO, |sum, &span| sum + span);
             permille(sum(&recent.busy[..last]), sum(&recent.own[..last]))
         })
+    }
+
+    /// Whether a thread lacks a CPU: its requests wait for that, and not for the thread.
+    pub(super) fn lacks_cpu(&self, thread: usize) -> bool {
+        self.robbed.get(thread).is_some_and(|robbed| robbed.lacks)
+    }
+
+    /// The busy shares of active threads that have a CPU when they need one.
+    pub(super) fn loads_with_cpu(&self, snapshot: &Snapshot) -> Loads {
+        let mut loads = self.loads(snapshot);
+        for (thread, load) in loads.iter_mut().enumerate() {
+            if self.lacks_cpu(thread) {
+                *load = None;
+            }
+        }
+        loads
+    }
+
+    /// A thread whose requests wait because it lacks a CPU, with the part of its time; once, until that is over for a second.
+    pub(super) fn report_lack(&mut self, snapshot: &Snapshot) -> Option<(ThreadNumber, Permille)> {
+        for (number, load) in (0..).zip(&snapshot.threads) {
+            let at = usize::from(number);
+            let lacks = self.lacks_cpu(at);
+            let robbed = &mut self.robbed[at];
+            robbed.quiet = if lacks { 0 } else { robbed.quiet + 1 };
+            robbed.reported &= robbed.quiet < QUIET;
+            let is_late = self.threads[at].is_bad();
+            if lacks && load.is_active() && is_late && !robbed.reported {
+                robbed.reported = true;
+                return Some((number, robbed.stolen));
+            }
+        }
+        None
     }
 
     /// The busy shares of active threads.
@@ -153,10 +215,9 @@ impl Observed {
     }
 
     fn is_congested(&self, thread: usize) -> bool {
-        self.threads.get(thread).is_some_and(|recent| {
-            let bad = (recent.bad & ((1 << LAST) - 1)).count_ones();
-            recent.samples == LAST && bad >= BAD && self.busy(thread) >= BUSY
-        })
+        let recent = self.threads.get(thread);
+        recent.is_some_and(|recent| recent.is_bad() && self.busy(thread) >= BUSY)
+            && !self.lacks_cpu(thread)
     }
 
     /// The congested thread whose requests wait longest. Those that could not be relieved are looked at again in each slow
@@ -238,7 +299,7 @@ impl Observed {
         let is_stale = next.since(self.detailed_at) >= LOOK;
         threads.any(|(at, recent)| {
             let is_suspect = recent.bad & 1 == 1 || (is_stale && self.busy(at) >= FULL);
-            is_suspect && !recent.reported
+            is_suspect && !recent.reported && !self.lacks_cpu(at)
         })
     }
 
@@ -261,6 +322,24 @@ impl Observed {
         }
         slow
     }
+}
+
+impl Recent {
+    /// Whether requests waited too long in two of three ticks.
+    fn is_bad(&self) -> bool {
+        let bad = (self.bad & ((1 << LAST) - 1)).count_ones();
+        self.samples == LAST && bad >= BAD
+    }
+
+    /// The part of its last ticks in which it waited for a CPU.
+    fn stolen_share(&self) -> Permille {
+        let stolen = sum(&self.stolen);
+        permille(stolen, stolen + sum(&self.own))
+    }
+}
+
+fn sum(spans: &[Span]) -> Span {
+    spans.iter().fold(Span::ZERO, |sum, &span| sum + span)
 }
 
 impl SlowTick {

@@ -4,7 +4,8 @@
 //! congests the rest.
 //!
 //! # Always true
-//! - There is no verdict if the offered load or the host changed: nothing is undone, nothing is banned.
+//! - There is no verdict if the offered load or the host changed: nothing is banned, and what stays is what the change of the
+//!   load speaks for ([`Trial::stays_without_verdict`]).
 //!
 //! # How a change of the offered load is told from its effect
 //! Guests that keep a constant queue depth send more requests when they are served faster. So more requests alone are no
@@ -234,7 +235,18 @@ fn push<T>(all: &mut VecDeque<(Time, T)>, began: Time, newest: T, oldest: Time) 
 pub(super) enum Outcome {
     Keep,
     Undo,
-    Void,
+    Void(Cause),
+}
+
+/// Why there is no verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// Guests ask for more than before the change.
+    MoreLoad,
+    /// Guests ask for less.
+    LessLoad,
+    /// A hypervisor took CPUs, or too little was measured.
+    Host,
 }
 
 /// A change under trial.
@@ -312,14 +324,27 @@ impl Trial {
     /// The verdict if requests wait too long since the change: it was wrong, unless the load or the host changed.
     pub(super) fn judge_early(&self, target: Span) -> (Outcome, Verdict) {
         match self.compare(&self.since, target) {
-            (Outcome::Void, verdict) => (Outcome::Void, verdict),
+            (Outcome::Void(cause), verdict) => (Outcome::Void(cause), verdict),
             (_, verdict) => (Outcome::Undo, verdict),
+        }
+    }
+
+    /// Whether a change without a verdict stays: the load changed so that it is needed more, or costs less, than when it was
+    /// made. Otherwise what stood before is the state that is known to have been right. Threads poll unless a verdict is
+    /// against it.
+    pub(super) fn stays_without_verdict(&self, cause: Cause) -> bool {
+        match self.direction {
+            Direction::Up => cause == Cause::MoreLoad,
+            Direction::Down => cause == Cause::LessLoad,
+            Direction::SpinOn => true,
+            Direction::SpinOff => false,
         }
     }
 
     fn compare(&self, after: &Window, target: Span) -> (Outcome, Verdict) {
         let before = &self.before;
         let cpu_time = after.details.span.as_nanos() * u64::from(after.details.cpus.max(1));
+        let (offered_change, is_more) = offered_change(&before.details, &after.details);
         let verdict = Verdict {
             work_before: before.score(),
             work_after: after.score(),
@@ -327,7 +352,7 @@ impl Trial {
             delay_after: after.mean_delay(),
             guests_before: before.details.guests(),
             guests_after: after.details.guests(),
-            offered_change: offered_change(&before.details, &after.details),
+            offered_change,
             steal: ratio(after.details.steal.as_nanos(), cpu_time, 1000),
         };
         let unmeasured = after.ticks < 3 || before.ticks == 0;
@@ -335,8 +360,14 @@ impl Trial {
         let explained = u64::from(verdict.offered_change) * 2 >= score.unsigned_abs();
         let other_load = verdict.offered_change > LOAD_CHANGE
             || (verdict.offered_change > DISK_CHANGE && explained);
-        if unmeasured || other_load || verdict.steal > STEAL {
-            return (Outcome::Void, verdict);
+        let cause = match (unmeasured || verdict.steal > STEAL, other_load, is_more) {
+            (true, ..) => Some(Cause::Host),
+            (false, true, true) => Some(Cause::MoreLoad),
+            (false, true, false) => Some(Cause::LessLoad),
+            (false, false, _) => None,
+        };
+        if let Some(cause) = cause {
+            return (Outcome::Void(cause), verdict);
         }
         // Of N random arrivals, sqrt(N) are chance.
         let samples = before.arrivals.min(after.arrivals).max(1);
@@ -391,10 +422,10 @@ fn change(before: u64, after: u64) -> i64 {
     i64::try_from(percentage).unwrap_or(i64::MAX)
 }
 
-/// How much of the requests is of disks whose offered load changed.
-fn offered_change(before: &Details, after: &Details) -> Permille {
+/// How much of the requests is of disks whose offered load changed, and whether guests ask for more than before.
+fn offered_change(before: &Details, after: &Details) -> (Permille, bool) {
     if before.count == 0 || after.count == 0 {
-        return 0;
+        return (0, false);
     }
     let rate = |count: u64, details: &Details| {
         u64::from(ratio(count, details.span.as_nanos(), 1_000_000_000))
@@ -431,7 +462,10 @@ fn offered_change(before: &Details, after: &Details) -> Permille {
         }
     }
     let changed = more.abs_diff(less).max(certain);
-    ratio(changed, total_before.max(total_after), 1000)
+    (
+        ratio(changed, total_before.max(total_after), 1000),
+        more > less,
+    )
 }
 
 /// The difference in thousandths of the larger.
@@ -526,9 +560,13 @@ mod tests {
         let calm = (50_000, 4, 20);
         for direction in [Up, Down] {
             let of = |after| outcome(direction, calm, after, |_| {});
-            assert_eq!(of((25_000, 2, 20)), Outcome::Void, "half the guests ended");
-            assert_eq!(of((0, 0, 0)), Outcome::Void, "all guests ended");
-            assert_eq!(of((90_000, 8, 500)), Outcome::Void, "more guests came");
+            let (less, more) = (
+                Outcome::Void(Cause::LessLoad),
+                Outcome::Void(Cause::MoreLoad),
+            );
+            assert_eq!(of((25_000, 2, 20)), less, "half the guests ended");
+            assert_eq!(of((0, 0, 0)), less, "all guests ended");
+            assert_eq!(of((90_000, 8, 500)), more, "more guests came");
         }
         let slower = outcome(Down, calm, (25_000, 4, 500), |_| {});
         assert_eq!(slower, Outcome::Undo, "as deep as before, but slower");
@@ -542,8 +580,21 @@ mod tests {
         let congested = (100_000, 32, 300);
         assert_eq!(
             outcome(Direction::Up, congested, (50_000, 32, 300), steal),
-            Outcome::Void
+            Outcome::Void(Cause::Host)
         );
+    }
+
+    #[test]
+    fn without_a_verdict_that_stays_which_the_load_speaks_for() {
+        use Cause::{Host, LessLoad, MoreLoad};
+        let stays = |direction| {
+            let trial = Trial::new(Time::ZERO, direction, 1, Window::default());
+            [MoreLoad, LessLoad, Host].map(|cause| trial.stays_without_verdict(cause))
+        };
+        assert_eq!(stays(Direction::Up), [true, false, false]);
+        assert_eq!(stays(Direction::Down), [false, true, false]);
+        assert_eq!(stays(Direction::SpinOn), [true; 3]);
+        assert_eq!(stays(Direction::SpinOff), [false; 3]);
     }
 
     #[test]

@@ -67,6 +67,16 @@ pub(super) fn plan(config: &Config, machine: &Machine) -> Outcome<ThreadsPlan> {
         .iter()
         .map(|cpu| usize::try_from(*cpu).map_err(|_| bad("io.cpus", "a CPU's number is too large")))
         .collect::<Outcome<_>>()?;
+    if cpus.len() > usize::from(MOST_THREADS) {
+        return Err(bad(
+            "io.cpus",
+            format!(
+                "it names {} CPUs, and there are at most {MOST_THREADS} I/O threads",
+                cpus.len()
+            ),
+        )
+        .remedy(format!("name at most {MOST_THREADS} CPUs, or none")));
+    }
     let (count, limits) = thread_counts(config, machine, cpus.len())?;
     if !cpus.is_empty() && cpus.len() != usize::from(limits.max) {
         return Err(bad(
@@ -191,6 +201,22 @@ mod tests {
             text.contains("io.cpus") && text.contains("2 CPUs for 3"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn more_cpus_than_threads_are_possible_are_refused() {
+        let with = |cpus: usize, more: &str| {
+            let cpus: Vec<usize> = (0..cpus).collect();
+            plan(&format!("[io]\ncpus = {cpus:?}\n{more}"))
+        };
+        assert_eq!(with(64, "").unwrap().most, 64);
+        for more in ["", "threads = \"auto\"", "threads = 64"] {
+            let error = with(65, more).unwrap_err().to_string();
+            assert!(
+                error.contains("io.cpus") && error.contains("at most 64 I/O threads"),
+                "{error}"
+            );
+        }
     }
 
     #[test]

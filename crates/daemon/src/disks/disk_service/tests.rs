@@ -37,6 +37,7 @@ mod mounted;
 mod nested;
 mod outdated;
 mod relocate;
+mod threads;
 mod transfer;
 
 const SIZE: u64 = 1 << 20;
@@ -60,11 +61,14 @@ fn stage() -> Stage {
 
 /// The stage of a host with this identity.
 fn stage_of(id: [u8; 16], host: &str) -> Stage {
+    stage_with(&ThreadsPlan::fixed(1), id, host)
+}
+
+fn stage_with(threads: &ThreadsPlan, id: [u8; 16], host: &str) -> Stage {
     let place = tempfile::tempdir().unwrap();
     let root = Root::find(Some(place.path().join("root"))).unwrap();
     root.create().unwrap();
     let store = Store::open(root.state()).unwrap();
-    let threads = ThreadsPlan::fixed(1);
     let identity = Identity {
         id,
         name: host.to_owned(),
@@ -73,7 +77,7 @@ fn stage_of(id: [u8; 16], host: &str) -> Stage {
     let disk_service = DiskService::new(
         root,
         store,
-        Host::start(&threads).unwrap(),
+        Host::start(threads).unwrap(),
         Arc::default(),
         Controls::new(identity),
         None,

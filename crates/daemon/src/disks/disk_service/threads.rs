@@ -2,9 +2,13 @@
 //!
 //! REST and the control tree call it. The engine decides what can be done; this file refuses what names no thread, and
 //! says what to do when the engine refuses.
+//!
+//! # Always true
+//! - each change that an administrator makes is an event; a command that changes nothing is none
 
 use std::collections::BTreeMap;
 
+use tidegate_api::events::{Happening, IoThreadAction, IoThreadActor};
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_api::thread::{DiskThread, Thread, ThreadState};
@@ -65,7 +69,9 @@ impl DiskService {
     /// Takes a parked I/O thread into use.
     pub(crate) fn create_thread(&self) -> Outcome<u32> {
         let created = self.host().create_thread();
-        created.map_err(|problem| self.refused(problem, remedies::create))
+        let thread = created.map_err(|problem| self.refused(problem, remedies::create))?;
+        self.note(IoThreadAction::Activate, None, thread, "");
+        Ok(thread)
     }
 
     /// Parks an I/O thread that is locked and has no disks. It ends when the I/O that it started has ended.
@@ -76,28 +82,45 @@ impl DiskService {
             let served = disks.filter(|disk| disk.thread() == thread);
             let served: Vec<Name> = served.map(|disk| disk.name().clone()).collect();
             self.refused(problem, |states| remedies::remove(states, thread, &served))
-        })
+        })?;
+        self.note(IoThreadAction::Park, None, thread, "");
+        Ok(())
     }
 
-    /// Locks an I/O thread.
+    /// Locks an I/O thread. One that the policy empties stays as it is from then on.
     pub(crate) fn lock_thread(&self, thread: u32) -> Outcome<()> {
-        match self.must_be_a_thread(thread)? {
-            ThreadState::Locked => Ok(()),
-            _ => self
-                .host()
-                .lock_thread(thread)
-                .map_err(|problem| self.refused(problem, |states| remedies::lock(states, thread))),
+        if self.must_be_a_thread(thread)? == ThreadState::Locked {
+            return Ok(());
         }
+        let locked = self.host().lock_thread(thread);
+        locked.map_err(|problem| self.refused(problem, |states| remedies::lock(states, thread)))?;
+        self.note(IoThreadAction::Lock, None, thread, "");
+        Ok(())
     }
 
     /// Unlocks an I/O thread.
     pub(crate) fn unlock_thread(&self, thread: u32) -> Outcome<()> {
-        match self.must_be_a_thread(thread)? {
-            ThreadState::Active => Ok(()),
-            _ => self.host().unlock_thread(thread).map_err(|problem| {
-                self.refused(problem, |states| remedies::unlock(states, thread))
-            }),
+        if self.must_be_a_thread(thread)? == ThreadState::Active {
+            return Ok(());
         }
+        let unlocked = self.host().unlock_thread(thread);
+        unlocked
+            .map_err(|problem| self.refused(problem, |states| remedies::unlock(states, thread)))?;
+        self.note(IoThreadAction::Unlock, None, thread, "");
+        Ok(())
+    }
+
+    /// Makes an event of what an administrator has done. `values`: what came of it.
+    fn note(&self, action: IoThreadAction, disk: Option<&Name>, thread: u32, values: &str) {
+        self.notices().add_of_threads(Happening::IoThreads {
+            action,
+            by: IoThreadActor::Administrator,
+            disk: disk.cloned(),
+            thread: Some(thread),
+            why: format!("an administrator ordered it{values}"),
+            failed: None,
+            repeats: 0,
+        });
     }
 
     /// Chooses the I/O thread for new disks, or lets the number of disks decide.
@@ -120,13 +143,19 @@ impl DiskService {
             .move_to_thread(thread)
             .map_err(|problem| self.refused(problem, |states| remedies::choose(states, thread)))?;
         let number = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
-        Ok(DiskThread {
+        let moved = DiskThread {
             disk: name.clone(),
             from: number(moved.from),
             thread: number(moved.to),
             pause_us: micros(moved.pause),
             in_flight: moved.in_flight as u64,
-        })
+        };
+        if moved.from != moved.thread {
+            let (from, pause) = (moved.from, moved.pause_us);
+            let values = format!(" (from={from} pause_us={pause:.1})");
+            self.note(IoThreadAction::Move, Some(name), moved.thread, &values);
+        }
+        Ok(moved)
     }
 
     /// The refusal of the engine, with what to do as the threads are now.

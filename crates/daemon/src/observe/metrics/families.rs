@@ -225,6 +225,8 @@ families! {
                 "Changes that the policy tried: kept, undone, or void (without a verdict, since the load changed).";
     MONITOR_FAILURES: Counter "tidegate_monitor_failures_total" [""]
                 "Decisions of the policy that could not be carried out.";
+    MONITOR_FINDINGS: Counter "tidegate_monitor_findings_total" [""]
+                "How often requests were found to wait for an I/O thread that could not be relieved.";
     MONITOR_TICKS: Counter "tidegate_monitor_ticks_total" [""]
                 "How often the policy looked at the I/O threads.";
     MONITOR_CPU: Counter "tidegate_monitor_cpu_seconds_total" [""]

@@ -47,7 +47,7 @@ pub(super) const NODES: &[Node] = &[
     },
     Node {
         path: "/thread/N/state",
-        about: "`active`, `locked`, `draining` or `parked`",
+        about: "`active`, `locked`, `leaving` (the policy empties it), `draining` or `parked`",
         file: thread(|it| it.state.as_str().to_owned()),
     },
     Node {
@@ -146,7 +146,8 @@ pub(super) const NODES: &[Node] = &[
 ];
 
 fn is_used(thread: &Thread) -> bool {
-    matches!(thread.state, ThreadState::Active | ThreadState::Locked)
+    use ThreadState::{Active, Leaving, Locked};
+    matches!(thread.state, Active | Locked | Leaving)
 }
 
 fn create(on: &dyn Controlled, value: &str) -> Outcome<String> {

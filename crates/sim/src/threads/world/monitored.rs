@@ -189,10 +189,10 @@ impl World<'_> {
                 moved = self.move_disk(disk, usize::from(to));
             }
             Action::Activate { thread } => self.set_state(usize::from(thread), ThreadState::Active),
-            Action::Lock { thread } => self.set_state(usize::from(thread), ThreadState::Locked),
+            Action::Lock { thread } => self.set_state(usize::from(thread), ThreadState::Leaving),
             Action::Park { thread } => {
                 let own = &self.threads[usize::from(thread)];
-                if own.state == ThreadState::Locked && self.is_empty(usize::from(thread)) {
+                if own.state == ThreadState::Leaving && self.is_empty(usize::from(thread)) {
                     self.set_state(usize::from(thread), ThreadState::Draining);
                 }
             }

@@ -26,7 +26,7 @@ pub(super) fn remove(states: &[ThreadState], thread: u32, disks: &[Name]) -> Str
         Some(ThreadState::Active) => format!(
             "lock it: tidegate thread lock {thread}; then move its disks to others, and remove it"
         ),
-        Some(ThreadState::Locked) => match (disks, to(states)) {
+        Some(ThreadState::Locked | ThreadState::Leaving) => match (disks, to(states)) {
             ([], _) => "try again: a disk is on its way to it or has just left".to_owned(),
             ([disk, others @ ..], Some(to)) => {
                 let rest = match others.len() {
@@ -76,7 +76,9 @@ pub(super) fn choose(states: &[ThreadState], thread: u32) -> String {
         None => String::new(),
     };
     match state(states, thread) {
-        Some(ThreadState::Locked) => format!("unlock it: tidegate thread unlock {thread}{others}"),
+        Some(ThreadState::Locked | ThreadState::Leaving) => {
+            format!("unlock it: tidegate thread unlock {thread}{others}")
+        }
         Some(ThreadState::Draining | ThreadState::Parked) => format!(
             "take it into use: tidegate thread create{}{others}",
             created(states, thread)
