@@ -412,6 +412,33 @@ mod tests {
     }
 
     #[test]
+    fn a_reading_in_the_middle_of_a_change_is_repeated() {
+        // A clock ahead of the reader's: a reading is of the last change, and one that mixes two is wrong by a millisecond.
+        let begin = os::now() + Span::from_secs(1_000_000);
+        let page = Arc::new(ThreadCounters::new(begin));
+        let ended = Arc::new(AtomicBool::new(false));
+        let (written, stop) = (Arc::clone(&page), Arc::clone(&ended));
+        let writer = std::thread::spawn(move || {
+            let mut now = begin;
+            while !stop.load(Ordering::Relaxed) {
+                for state in [State::Spinning, State::Sleeping, State::Busy] {
+                    now = now + Span::from_millis(1);
+                    written.enter(state, now);
+                }
+            }
+        });
+        let (mut last, mut changes) = (begin, 0);
+        while changes < 20_000 {
+            let (at, [busy, spinning, sleeping]) = page.times();
+            assert_eq!(busy + spinning + sleeping, at.since(begin));
+            changes += u32::from(at > last);
+            last = at;
+        }
+        ended.store(true, Ordering::Relaxed);
+        writer.join().expect("the writer ends");
+    }
+
+    #[test]
     fn readings_during_changes_add_up_and_never_decrease() {
         let began = os::now();
         let page = Arc::new(ThreadCounters::new(began));
