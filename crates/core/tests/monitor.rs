@@ -209,6 +209,33 @@ fn a_locked_thread_gets_no_disk_and_stays_locked() {
 }
 
 #[test]
+fn the_disks_of_a_locked_thread_stay_there() {
+    for kind in Kind::ALL {
+        let mut policy = kind.build(limits(4));
+        let mut world = World::new(4, 4, 2);
+        // The locked thread is full, and the other one idle.
+        for disk in 0..6 {
+            let demand = match disk % 3 {
+                0 => Demand::Open(10.0),
+                _ => Demand::Closed(32.0, 500.0),
+            };
+            world.attach(disk % 2, demand, 10.0);
+        }
+        world.set_state(1, ThreadState::Locked);
+        world.run_and(10_000, policy.as_mut(), |snapshot, decisions| {
+            for decision in decisions {
+                if let Action::Move { disk, .. } = decision.action {
+                    let mut disks = snapshot.disks.iter();
+                    let from = disks.find(|it| it.disk == disk).map(|it| it.thread);
+                    assert_ne!(from, Some(1), "{}: {decision}", kind.name());
+                }
+            }
+        });
+        assert_eq!(world.state(1), ThreadState::Locked);
+    }
+}
+
+#[test]
 fn a_thread_that_brings_nothing_is_undone_and_tried_ever_more_rarely() {
     // Two threads take twice the time for each request.
     let mut policy = Auto::new(limits(2));
