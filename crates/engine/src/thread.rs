@@ -71,6 +71,8 @@ mod pending_interrupts;
 pub(crate) mod refusals;
 mod side_write;
 mod sleep;
+#[cfg(test)]
+pub(crate) mod stepped;
 pub(crate) mod tally;
 
 /// Completions taken in one turn, so that one queue's flood does not delay the others' requests.

@@ -103,13 +103,19 @@ pub fn open(spec: &Spec) -> Result<OpenedImage> {
     let array = ArraySpec::named(&spec.array)
         .and_then(|array| Array::new(&array, spec.seed))
         .map_err(|error| invalid(error.to_string()))?;
-    if spec.size < SMALLEST {
+    open_on(array, spec.size)
+}
+
+/// Opens an image of `size` bytes on this idle array, all zeroes.
+///
+/// # Errors
+/// When the size is too small, or the system has no address space for it.
+pub(crate) fn open_on(array: Array, size: u64) -> Result<OpenedImage> {
+    if size < SMALLEST {
         return Err(invalid(format!(
-            "an emulated disk of {} bytes: at least {SMALLEST} are needed",
-            spec.size
+            "an emulated disk of {size} bytes: at least {SMALLEST} are needed"
         )));
     }
-    let size = spec.size;
     let memory = Memory::new(bytes(size)).map_err(|e| {
         Error::io(
             format!("cannot reserve {size} bytes of memory for a disk"),

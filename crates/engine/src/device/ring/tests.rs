@@ -23,6 +23,7 @@ use tidegate_front::vhost::queue::QueueConfig;
 use tidegate_front::vhost::{Area, GuestMemory};
 
 mod coalescing;
+mod counted_calls;
 mod dense;
 mod fairness;
 mod forwarded;
