@@ -37,7 +37,7 @@ pub(crate) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
             for setting in SETTINGS {
                 let launch = launch(bench, place, setting);
                 let (calls, iops) = calls(bench, &launch, depth, requests)?;
-                let instructions = match place == "null" && !missing(bench, report, &["valgrind"]) {
+                let instructions = match !missing(bench, report, &["valgrind"]) {
                     true => {
                         let scratch = bench.scratch.path();
                         let count = per_request_of(scratch, &launch, depth, COUNTED)?;

@@ -29,6 +29,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of a disk in memory: a cache has all of it before the requests that are counted.
 const MEMORY_SIZE: u64 = 32 << 20;
 
+/// The most queues of a guest.
+const MOST_QUEUES: u16 = 16;
+
 /// How the disk stands under I/O control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Control {
@@ -101,7 +104,7 @@ pub(crate) fn serve(
             write_back: true,
             serial: String::new(),
             uuid: [number; 16],
-            queues: 1,
+            queues: MOST_QUEUES,
             seg_max: 126,
             filters: Vec::new(),
             layout: LayoutSpec::Plain,

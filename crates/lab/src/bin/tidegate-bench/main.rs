@@ -69,9 +69,12 @@ enum Verb {
         /// The vhost-user sockets
         #[arg(required = true)]
         sockets: Vec<PathBuf>,
-        /// Requests in flight, per disk
+        /// Requests in flight, per queue
         #[arg(long, default_value_t = 32)]
         depth: u16,
+        /// Queues, per disk
+        #[arg(long, default_value_t = 1)]
+        queues: u16,
         /// How long
         #[arg(long, default_value_t = 5)]
         seconds: u64,
@@ -126,6 +129,7 @@ fn run(verb: Verb) -> Result<bool> {
         Verb::Guests {
             sockets,
             depth,
+            queues,
             seconds,
             cpu,
             poll,
@@ -135,6 +139,7 @@ fn run(verb: Verb) -> Result<bool> {
             let until = Until::Time(Duration::ZERO, Duration::from_secs(seconds));
             let mut ask = Ask {
                 wait: if poll { Wait::Poll } else { Wait::Sleep },
+                queues,
                 ..Ask::random_reads(depth)
             };
             if writes {
