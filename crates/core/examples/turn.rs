@@ -2,7 +2,8 @@
 //!
 //! HOW is one of `none` (no control), `calm` (control, not engaged), `limited` (not engaged, below a limit), `engaged` (disks that
 //! share a window, half of what they ask for), `all` (the same, with limits, reservations and latency targets), `hit` (no
-//! control; a flash cache has all that is read, without the checksums themselves). Four I/Os of each disk are outstanding;
+//! control; a flash cache has all that is read, without the checksums themselves), `pool` (no control; the disk is one of a
+//! pool, and all of it is mapped). Four I/Os of each disk are outstanding;
 //! their use is told every 50 ms.
 //!
 //! Run it under `valgrind --tool=callgrind` with two counts: the difference is what the I/Os cost.
@@ -14,7 +15,8 @@ use tidegate_core::iocontrol::shared::{Groups, Shared};
 use tidegate_core::iocontrol::{CostModel, DiskKey, Limit, Orders, Policy, Scheduler};
 use tidegate_core::layout::cache::area::Area;
 use tidegate_core::layout::cache::{CacheMode, CacheSetup, PAGE};
-use tidegate_core::layout::{LayoutSpec, Members, Tree};
+use tidegate_core::layout::pool::{Geometry, Grant, PoolSetup};
+use tidegate_core::layout::{LayoutSpec, Members, Target, Tree};
 use tidegate_core::request::{Data, DiskId, Flags, IoId, Op, Request, Token};
 use tidegate_core::shard::{Controlled, Event, Shard};
 use tidegate_core::stack::Stack;
@@ -41,7 +43,8 @@ fn main() {
         let slot = |buffer| Data { buffer, start: 0 };
         shard.give_arena((1000..1064).map(slot).collect());
     }
-    let controls = how != "none" && !hit;
+    let pooled = how == "pool";
+    let controls = how != "none" && !hit && !pooled;
     if controls {
         let window = DEPTH / 2 * u64::from(disks) * 272;
         govern(
@@ -73,25 +76,39 @@ fn main() {
             disk: DiskId(disk),
             size: SIZE,
             read_only: false,
-            stack: if hit {
-                cached()
-            } else {
-                Stack::new(Vec::new())
+            stack: match how.as_str() {
+                "hit" => cached(),
+                "pool" => of_pool(),
+                _ => Stack::new(Vec::new()),
             },
             control: controls.then(|| Box::new(controlled)),
         };
         shard.handle(Time::ZERO, attach, &mut out);
         let (mut started, mut events) = (VecDeque::new(), Vec::new());
-        carry(&mut shard, Time::ZERO, &mut out, &mut started, &mut events);
+        let now = Time::ZERO;
+        carry(&mut shard, now, &mut out, &mut started, &mut events);
+        // A pool's disk zeroes some of its space.
+        while let Some((disk, io)) = started.pop_front() {
+            shard.ended(now, disk, io, Ok(()), |_, _| 0);
+            shard.flow(now, &mut out);
+            carry(&mut shard, now, &mut out, &mut started, &mut events);
+        }
     }
     let range = if hit { CACHED } else { 200_000 * 4096 };
     if hit {
         // Twice, and not in sequence: all pages are kept.
         let fill = (7 * PAGE, CACHED);
         let pages = 2 * CACHED / PAGE * u64::from(disks);
-        run(&mut shard, pages, disks, fill, &mut out);
+        run(&mut shard, Op::Read, pages, disks, fill, &mut out);
     }
-    let answered = run(&mut shard, count, disks, (7_919 * 4096, range), &mut out);
+    if pooled {
+        // The first write to each page is not in sequence.
+        let fill = (7 * PAGE, range.next_multiple_of(PAGE));
+        let pages = fill.1 / PAGE * u64::from(disks);
+        run(&mut shard, Op::Write, pages, disks, fill, &mut out);
+    }
+    let steps = (7_919 * 4096, range);
+    let answered = run(&mut shard, Op::Read, count, disks, steps, &mut out);
     assert_eq!(answered, count);
     println!("{answered} answered");
 }
@@ -116,6 +133,26 @@ fn cached() -> Stack {
     Stack::new(Vec::new()).over(Tree::cached(LayoutSpec::Plain, members, cache))
 }
 
+/// The stack of a disk of a pool of two members, with as many grants as it needs.
+fn of_pool() -> Stack {
+    let grant = |number: u32| Grant {
+        column: u16::from(number % 2 == 1),
+        number: number / 2,
+        life: 1,
+    };
+    let setup = PoolSetup {
+        pool: [9; 16],
+        disk: [7; 16],
+        size: SIZE,
+        geometry: Geometry::default(),
+        columns: vec![Target(0), Target(1)],
+        grants: (0..17).map(grant).map(Some).collect(),
+        ancestors: Vec::new(),
+        thick: false,
+    };
+    Stack::new(Vec::new()).over(Tree::pool(setup, None))
+}
+
 /// Puts the shard's datastore under control, engaged where there is a window.
 fn govern(shard: &mut Shard, window: Option<u64>, out: &mut Vec<Effect>) {
     let shared = Shared::new(1, &Groups::new(0));
@@ -133,9 +170,10 @@ fn govern(shard: &mut Shard, window: Option<u64>, out: &mut Vec<Effect>) {
     shard.handle(Time::ZERO, Event::Steer { control, orders }, out);
 }
 
-/// Reads `count` blocks or pages, in steps of some bytes through a range.
+/// Reads or writes `count` blocks or pages, in steps of some bytes through a range.
 fn run(
     shard: &mut Shard,
+    op: Op,
     count: u64,
     disks: u32,
     (step, range): (u64, u64),
@@ -156,7 +194,7 @@ fn run(
         while asked < count && asked - answered < DEPTH * disks {
             let disk = DiskId(u32::try_from(asked % disks).expect("it was 32 bits"));
             let request = Request {
-                op: Op::Read,
+                op,
                 flags: Flags::NONE,
                 offset: asked / disks * step % range,
                 len,

@@ -176,7 +176,7 @@ impl Pool {
             commit.left += 1;
             commit.written.push((next.chunk, next.changed));
             let chunk = self.table.chunk(next.chunk);
-            let (target, at) = self.header_at(chunk.index, 1 - chunk.header.place);
+            let (target, at) = self.header_at(chunk.index, chunk.header.next_place);
             cx.write_block(HEADER | u64::from(next.chunk), target, at, next.block);
         }
         if self.commit.as_ref().is_some_and(|commit| commit.left == 0) {
@@ -205,7 +205,7 @@ impl Pool {
         match outcome {
             Ok(()) => {
                 let header = self.table.header_mut(chunk);
-                header.place = 1 - header.place;
+                header.next_place = 1 - header.next_place;
                 header.written = changed;
                 self.headers_written += 1;
             }
@@ -277,7 +277,8 @@ impl Pool {
         for (mark, commit) in core::mem::take(&mut self.late_marks) {
             if !self.space.is_committed(commit) {
                 self.late_marks.push((mark, commit));
-            } else if self.table.at(mark).seen == 0 {
+            } else if self.table.at(mark).extent != NONE && self.table.at(mark).seen == 0 {
+                // The same mark may be there twice.
                 self.drop_mark(mark);
             }
         }

@@ -171,7 +171,9 @@ impl Pool {
         if record.extent == NONE || record.generation != deletion.generation {
             return true;
         }
-        if self.locks.contains_key(&record.extent) {
+        // What hides more by now is not durable yet.
+        let hides_more = self.hidden_by(deletion.child, record.extent) & !hidden & record.bits != 0;
+        if hides_more || self.locks.contains_key(&record.extent) {
             return false;
         }
         let left = record.bits & !hidden;

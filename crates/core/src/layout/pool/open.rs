@@ -232,7 +232,7 @@ impl Pool {
         }
         let (root, place) = found.newest.unwrap_or((Root::first(own), 1));
         if owner == 0 {
-            (self.root.sequence, self.root.place) = (root.sequence, place);
+            (self.root.sequence, self.root.next_place) = (root.sequence, 1 - place);
         }
         if let Some(opening) = self.opening() {
             opening.roots[usize::from(owner)] = Some(root);
@@ -371,10 +371,7 @@ impl Pool {
         };
         let is_read = match found.newest {
             Some((header, place)) => self.load(owner, chunk, &header, place),
-            None => {
-                self.table.header_mut(chunk).place = 1;
-                true
-            }
+            None => true,
         };
         match is_read {
             true => self.go_on_opening(cx),
@@ -385,7 +382,7 @@ impl Pool {
     /// Takes over what a header says. Returns false if it contradicts the root.
     fn load(&mut self, owner: u8, chunk: u32, header: &Header, place: u8) -> bool {
         let state = self.table.header_mut(chunk);
-        (state.sequence, state.place) = (header.sequence, place);
+        (state.sequence, state.next_place) = (header.sequence, 1 - place);
         let geometry = self.setup.geometry;
         let first = u32::from(geometry.has_headers(header.index));
         for (nth, entry) in (0..).zip(&header.extents) {

@@ -114,8 +114,9 @@ pub(super) struct Chunk {
 pub(super) struct HeaderState {
     /// The last sequence that was used.
     pub(super) sequence: u64,
-    /// The place of the newest valid one.
-    pub(super) place: u8,
+    /// The place where the next one goes. The newest valid one is at the other place. Until there is any it is place 0,
+    /// however often that is torn.
+    pub(super) next_place: u8,
     /// How often what it should say has changed.
     pub(super) changed: u64,
     /// How much of that is durable.

@@ -19,8 +19,9 @@ const NUMBER_MAX: u32 = (1 << 31) - 2;
 #[derive(Default)]
 pub(super) struct RootState {
     pub(super) sequence: u64,
-    /// The place of the newest valid one.
-    pub(super) place: u8,
+    /// The place where the next one goes. The newest valid one is at the other place. Until there is any it is place 0,
+    /// however often that is torn.
+    pub(super) next_place: u8,
     /// The last number that was given.
     pub(super) last: Generation,
     /// The first of them is being written, if `is_busy`.
@@ -87,7 +88,7 @@ impl Pool {
         self.root.sequence += 1;
         let first = self.table.chunk(self.own[0]);
         let root = self.root_after(change, first.grant.life);
-        let at = first.at + self.setup.geometry.root_at(1 - self.root.place);
+        let at = first.at + self.setup.geometry.root_at(self.root.next_place);
         cx.write_block(ROOT, first.target, at, root.encode());
     }
 
@@ -122,7 +123,7 @@ impl Pool {
         };
         self.root.is_doubtful = outcome.is_err();
         if outcome.is_ok() {
-            self.root.place = 1 - self.root.place;
+            self.root.next_place = 1 - self.root.next_place;
             self.headers_written += 1;
             self.apply(cx, change);
         }

@@ -720,3 +720,54 @@ fn any_contents_of_headers_and_roots_open_or_are_refused() {
     }
     assert!(opened > 20 && refused > 20, "{opened}, {refused}");
 }
+
+#[test]
+fn a_first_root_and_header_that_are_torn_twice_do_not_refuse_the_disk() {
+    let mut world = World::new(SIZE);
+    let grant = world.grants[0].unwrap();
+    let geometry = world::geometry();
+    for _ in 0..3 {
+        world.fill(0, EXTENT, 1);
+        world.fails.extend(["write block", "landed"]);
+        assert_eq!(world.flush(), Err(Fault::Io));
+        world.fails.remove("landed");
+        let store = &mut world.stores[usize::from(grant.column)];
+        for place in 0..2 {
+            let at = geometry.grant_at(grant) + geometry.header_at(0, place);
+            store.durable[usize::try_from(at).unwrap() + 600] ^= 1;
+        }
+        world.fails.clear();
+        world.crash();
+        assert!(world.has(0, EXTENT, 0));
+    }
+}
+
+#[test]
+fn a_deletion_leaves_alone_what_is_copied_meanwhile() {
+    for at_once in [true, false] {
+        let mut world = World::new(SIZE);
+        world.fill(0, EXTENT, 1);
+        let first = world.snapshot();
+        let write = world.begin(Op::Write, Flags::FUA, 512, &[2; 512], 512);
+        let order = world.pool_order(LayoutOrder::DeleteGeneration(first));
+        assert_eq!(order, Ok(Ordered::Later));
+        let is_copy = |job: &Job| matches!(job, Job::Sub(tag, _) if tag & KIND == COPY);
+        // The root and the first plan before the copy ends, or with it.
+        for _ in 0..if at_once { 0 } else { 40 } {
+            if let Some(nth) = world.nth(|job| !is_copy(job)) {
+                world.end(nth);
+            }
+        }
+        world.run();
+        world.wait(crate::units::Span::from_secs(3));
+        assert_eq!(world.answers[&write], Ok(()));
+        let check = |world: &mut World| {
+            assert!(world.has(0, 512, 1) && world.has(512, 512, 2));
+            assert!(world.has(1024, EXTENT - 1024, 1));
+        };
+        check(&mut world);
+        assert_eq!(world.report().generations.len(), 1);
+        world.crash();
+        check(&mut world);
+    }
+}
