@@ -12,21 +12,23 @@
 //! # Source
 //! `docs/decisions/0044-extents-that-carry-their-generation.md`.
 
+use crate::layout::pool::{Geometry, SUB_BLOCKS};
+
 pub mod broker;
 pub mod level;
 pub mod members;
 pub mod superblock;
 
-/// An extent, in sub-blocks.
-pub const EXTENT: u64 = 16;
 /// The smallest part of an extent that a disk can have, in bytes. Origin: the format, version 1.
 pub const SUB_BLOCK: u64 = 64 << 10;
+/// Bytes of an extent.
+pub const EXTENT: u64 = SUB_BLOCK * SUB_BLOCKS as u64;
 /// Extents of a grant. Origin: the format, version 1.
 pub const EXTENTS: u32 = 64;
-/// Grants whose headers lie in one extent. Origin: the format, version 1.
-pub const HEADERS: u32 = 128;
+/// Grants whose headers lie in one extent, beside the roots. Origin: the format, version 1.
+pub const HEADERS: u32 = 127;
 /// Bytes of a grant.
-pub const GRANT: u64 = SUB_BLOCK * EXTENT * EXTENTS as u64;
+pub const GRANT: u64 = EXTENT * EXTENTS as u64;
 
 /// Where the two superblocks are on each member, in bytes.
 pub const SUPERBLOCKS: [u64; 2] = [0, 64 << 10];
@@ -34,6 +36,16 @@ pub const SUPERBLOCKS: [u64; 2] = [0, 64 << 10];
 pub const LEASE_AT: u64 = 128 << 10;
 /// Where the catalog is, in bytes.
 pub const CATALOG_AT: u64 = 1 << 20;
+
+/// How the space of a pool is divided whose grants begin at `data_at` on each member.
+pub fn geometry(data_at: u64) -> Geometry {
+    Geometry {
+        sub_block: SUB_BLOCK,
+        extents: EXTENTS,
+        headers: HEADERS,
+        data_at,
+    }
+}
 
 /// How fast members are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,4 +55,24 @@ pub enum Tier {
     /// All others.
     #[default]
     Slow,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_layout_of_disks_accepts_the_geometry() {
+        let own = geometry(9 << 20);
+        assert_eq!(own.check(), Ok(()));
+        assert_eq!((own.extent(), own.extents), (EXTENT, EXTENTS));
+        let usual = Geometry::default();
+        assert_eq!(
+            own,
+            Geometry {
+                data_at: 9 << 20,
+                ..usual
+            }
+        );
+    }
 }

@@ -2,8 +2,9 @@
 
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
+use tidegate_core::layout::pool::Grant;
 use tidegate_core::pool::Tier;
-use tidegate_core::pool::broker::{Broker, DiskUuid, Granted, GroupUse, NewColumn, NoGrant};
+use tidegate_core::pool::broker::{Broker, DiskUuid, GroupUse, NewColumn, NoGrant};
 
 /// A call, as numbers that are taken modulo what there is.
 #[derive(Clone, Debug)]
@@ -48,7 +49,7 @@ struct World {
     model: Model,
     columns: Vec<NewColumn>,
     minimum: u64,
-    log: Vec<Result<Granted, NoGrant>>,
+    log: Vec<Result<Grant, NoGrant>>,
 }
 
 impl World {

@@ -26,7 +26,7 @@ use tidegate_api::pool::{PoolCreate, PoolData, PoolDestroy, PoolGroupAdd};
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::block::BLOCK;
 use tidegate_core::pool::superblock::{MOST_CATALOG, Place};
-use tidegate_core::pool::{CATALOG_AT, EXTENT, GRANT, LEASE_AT, SUB_BLOCK, SUPERBLOCKS};
+use tidegate_core::pool::{CATALOG_AT, EXTENT, GRANT, LEASE_AT, SUPERBLOCKS};
 use tidegate_engine::lease::{Leases, Settings};
 
 use crate::caches::devices::{self, Prepared};
@@ -236,7 +236,7 @@ impl Pools {
         let catalog = (grants * ENTRY_AND_ROOM)
             .next_power_of_two()
             .clamp(LEAST_CATALOG, MOST_CATALOG);
-        let data_at = (CATALOG_AT + catalog).next_multiple_of(SUB_BLOCK * EXTENT);
+        let data_at = (CATALOG_AT + catalog).next_multiple_of(EXTENT);
         for member in &members {
             must_have_space(member, data_at)?;
         }

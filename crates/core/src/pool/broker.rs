@@ -22,7 +22,8 @@
 //! Grants, but for [`grants_for`].
 
 use super::level::Level;
-use super::{EXTENT, EXTENTS, HEADERS, SUB_BLOCK, Tier};
+use super::{EXTENT, EXTENTS, HEADERS, Tier};
+use crate::layout::pool::Grant;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
@@ -38,17 +39,6 @@ pub struct Broker {
     /// The life of the next grant.
     life: u64,
     level: Level,
-}
-
-/// A place that a disk may use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Granted {
-    /// The column.
-    pub column: u16,
-    /// Which grant of the column.
-    pub number: u32,
-    /// The number of its use: no other grant of this pool has had it.
-    pub life: u64,
 }
 
 /// A column, as it is added.
@@ -226,7 +216,7 @@ impl Broker {
     ///
     /// # Errors
     /// It contradicts what is known.
-    pub fn restore_grant(&mut self, disk: DiskUuid, grant: Granted) -> Result<(), Contradiction> {
+    pub fn restore_grant(&mut self, disk: DiskUuid, grant: Grant) -> Result<(), Contradiction> {
         let space = self.disks.get_mut(&disk).ok_or(Contradiction::Disk)?;
         let column = self.columns.get_mut(usize::from(grant.column));
         let column = column.ok_or(Contradiction::Place)?;
@@ -249,7 +239,7 @@ impl Broker {
     ///
     /// # Errors
     /// There is none for it.
-    pub fn grant(&mut self, disk: DiskUuid) -> Result<Granted, NoGrant> {
+    pub fn grant(&mut self, disk: DiskUuid) -> Result<Grant, NoGrant> {
         let space = self.disks.get(&disk).ok_or(NoGrant::Unknown)?;
         if space.reserved == 0 && self.space().available == 0 {
             return Err(NoGrant::NoSpace);
@@ -258,7 +248,7 @@ impl Broker {
         let column = &mut self.columns[usize::from(number)];
         let free = column.owners[column.first..].iter();
         let at = free.take_while(|owner| owner.is_some()).count() + column.first;
-        let grant = Granted {
+        let grant = Grant {
             column: number,
             number: u32::try_from(at).map_err(|_| NoGrant::NoSpace)?,
             life: self.life,
@@ -392,7 +382,7 @@ impl Broker {
 
 /// How many grants a disk of so many bytes needs when all of it is written, with their headers.
 pub fn grants_for(bytes: u64) -> u64 {
-    let extents = bytes.div_ceil(SUB_BLOCK * EXTENT);
+    let extents = bytes.div_ceil(EXTENT);
     let (each, block) = (u64::from(EXTENTS), u64::from(HEADERS));
     // A block of grants gives one extent to metadata.
     let in_block = each * block - 1;

@@ -143,7 +143,7 @@ impl Superblock {
             && length <= catalog
             && catalog.is_multiple_of(BLOCK as u64)
             && data_at >= CATALOG_AT + catalog
-            && data_at.is_multiple_of(SUB_BLOCK * EXTENT)
+            && data_at.is_multiple_of(EXTENT)
             && data_at <= 2 * MOST_CATALOG
             && size >= data_at;
         if !is_known || member >= count || usize::from(count) > MOST_MEMBERS {

@@ -23,8 +23,9 @@ use std::collections::BTreeMap;
 use redb::{Builder, Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
 use tidegate_api::descriptor::Uuid;
 use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_core::layout::pool::Grant;
 use tidegate_core::pool::Tier;
-use tidegate_core::pool::broker::{Broker, Granted, NewColumn, NoGrant, Space};
+use tidegate_core::pool::broker::{Broker, NewColumn, NoGrant, Space};
 
 use super::member_set::MemberSet;
 use crate::os_error::Outcome;
@@ -268,14 +269,14 @@ impl Catalog {
     }
 
     /// All grants: the disk, its index, and the place.
-    pub(crate) fn grants(&self) -> Outcome<Vec<(u128, u32, Granted)>> {
+    pub(crate) fn grants(&self) -> Outcome<Vec<(u128, u32, Grant)>> {
         let read = || -> Db<_> {
             let table = self.database.begin_read()?.open_table(GRANTS)?;
             let mut rows = Vec::new();
             for row in table.iter()? {
                 let (place, row) = row?;
                 let ((column, number), (disk, index, life)) = (place.value(), row.value());
-                let grant = Granted {
+                let grant = Grant {
                     column,
                     number,
                     life,
@@ -417,7 +418,7 @@ impl Catalog {
     }
 
     /// Gives a disk its next grant, with this index.
-    pub(crate) fn grant(&mut self, disk: Uuid, index: u32) -> Outcome<Granted> {
+    pub(crate) fn grant(&mut self, disk: Uuid, index: u32) -> Outcome<Grant> {
         let grant = self.broker.grant(disk.0).map_err(|e| no_grant(&e))?;
         let uuid = u128::from_be_bytes(disk.0);
         let life = self.broker.life();

@@ -139,7 +139,7 @@ pub struct Grant {
     pub column: u16,
     /// Its number on the column.
     pub number: u32,
-    /// How often the catalog has given it: what an earlier owner has left does not count.
+    /// The number of this use: the catalog gives each once. What an earlier owner has left does not count.
     pub life: u64,
 }
 

@@ -130,7 +130,7 @@ fn a_broker_that_is_built_again_gives_the_same_grants() {
     let mut one = pool(&[8, 7], &[3], 1);
     one.add_disk(A, None, 0).unwrap();
     one.add_disk(B, Some(Tier::Fast), 4).unwrap();
-    let grants: Vec<(DiskUuid, Granted)> = [A, B, B, A, B]
+    let grants: Vec<(DiskUuid, Grant)> = [A, B, B, A, B]
         .map(|disk| (disk, one.grant(disk).unwrap()))
         .into();
     let mut two = pool(&[8, 7], &[3], 1);
@@ -150,7 +150,7 @@ fn a_broker_that_is_built_again_gives_the_same_grants() {
 fn a_catalog_that_contradicts_itself_is_not_believed() {
     let mut broker = pool(&[2], &[], 0);
     broker.life = 5;
-    let grant = |number, life| Granted {
+    let grant = |number, life| Grant {
         column: 0,
         number,
         life,
@@ -174,11 +174,11 @@ fn a_disk_needs_grants_for_its_headers_as_well() {
     assert_eq!(grants_for(1), 1);
     assert_eq!(grants_for(63 * mib), 1);
     assert_eq!(grants_for(64 * mib), 2);
-    let block = (64 * 128 - 1) * mib;
-    assert_eq!(grants_for(block), 128);
-    assert_eq!(grants_for(block + 1), 129);
-    assert_eq!(grants_for(block + 63 * mib), 129);
-    assert_eq!(grants_for(block + 64 * mib), 130);
+    let block = (64 * 127 - 1) * mib;
+    assert_eq!(grants_for(block), 127);
+    assert_eq!(grants_for(block + 1), 128);
+    assert_eq!(grants_for(block + 63 * mib), 128);
+    assert_eq!(grants_for(block + 64 * mib), 129);
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use tidegate_api::descriptor::Uuid;
+use tidegate_core::layout::pool::Grant;
 use tidegate_core::pool::Tier;
-use tidegate_core::pool::broker::Granted;
 use tidegate_core::pool::members::{Refusal, Why, judge};
 
 use super::*;
@@ -172,7 +172,7 @@ type Tables = (
     BTreeMap<u16, GroupRow>,
     BTreeMap<u128, DiskRow>,
     BTreeMap<(u128, String), SnapshotRow>,
-    Vec<(u128, u32, Granted)>,
+    Vec<(u128, u32, Grant)>,
 );
 
 fn tables(catalog: &Catalog) -> Tables {
