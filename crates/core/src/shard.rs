@@ -116,9 +116,22 @@ impl Shard {
         }
     }
 
-    /// Gives buffers of [`SLOT`](crate::layout::SLOT) bytes for layouts' own bytes.
+    /// Gives buffers of [`SLOT`](crate::layout::SLOT) bytes for layouts' own bytes. Disks may wait for them
+    /// ([`Shard::use_given_arena`]).
     pub fn give_arena(&mut self, slots: Vec<Data>) {
         self.arena.give(slots);
+    }
+
+    /// Tells disks that wait for the arena that buffers were given.
+    pub fn use_given_arena(&mut self, now: Time, out: &mut Vec<Effect>) {
+        if self.arena.is_waited_for() {
+            self.feed(now, out);
+        }
+    }
+
+    /// Buffers of the arena, with those that layouts have.
+    pub fn arena_buffers(&self) -> usize {
+        self.arena.all()
     }
 
     /// Buffers of the arena that only hung members keep: as many others should be given in their place.

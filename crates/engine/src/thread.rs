@@ -146,9 +146,7 @@ pub(crate) struct IoThread {
     disks: Vec<Option<AttachedDisk>>,
     /// Images that have deadlines.
     timed: Vec<ImageId>,
-    /// Whether the shard has its arena: not before the first disk with a layout.
-    has_arena: bool,
-    /// Buffers that were added to it.
+    /// Buffers that were added to the shard's arena for late ones.
     spare_buffers: usize,
     /// By numbers that are unique on all threads.
     queues: Vec<Option<Box<RingDevice>>>,
@@ -273,7 +271,6 @@ impl IoThread {
             peers,
             disks: Vec::new(),
             timed: Vec::new(),
-            has_arena: false,
             spare_buffers: 0,
             queues: Vec::new(),
             active: Vec::new(),

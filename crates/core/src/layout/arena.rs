@@ -73,6 +73,11 @@ impl Arena {
         self.free.len()
     }
 
+    /// Buffers, free or not.
+    pub fn all(&self) -> usize {
+        self.all
+    }
+
     /// Buffers that only hung members keep.
     pub fn late(&self) -> usize {
         self.late.iter().map(|late| *late as usize).sum()

@@ -104,6 +104,11 @@ impl ThreadCx {
         self.shard.flow(self.now, &mut self.effects);
     }
 
+    /// Layouts that wait for buffers use those that were given.
+    pub(crate) fn use_given_arena(&mut self) {
+        self.shard.use_given_arena(self.now, &mut self.effects);
+    }
+
     /// This queue has completions to publish.
     pub(crate) fn note_dirty(&mut self, queue: u32) {
         self.dirty.push(queue);

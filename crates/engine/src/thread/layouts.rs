@@ -143,15 +143,14 @@ impl IoThread {
         Ok(tree.expect("a disk of one image has no layout to build"))
     }
 
-    /// Gives the shard its arena, once.
+    /// Gives the shard its arena. Disks that have left may have taken buffers of it.
     pub(super) fn give_arena(&mut self) -> Result<()> {
-        if self.has_arena {
+        let missing = ARENA.saturating_sub(self.cx.shard.arena_buffers());
+        if missing == 0 {
             return Ok(());
         }
         let no_memory = |error| Error::io("no memory for the buffers of layouts", error);
-        self.extend_arena(ARENA).map_err(no_memory)?;
-        self.has_arena = true;
-        Ok(())
+        self.extend_arena(missing).map_err(no_memory)
     }
 
     fn extend_arena(&mut self, count: usize) -> std::io::Result<()> {
@@ -168,6 +167,7 @@ impl IoThread {
             }
         }
         self.cx.shard.give_arena(slots);
+        self.cx.use_given_arena();
         Ok(())
     }
 

@@ -199,7 +199,7 @@ impl IoThread {
             left,
             reply,
         } = arrive;
-        let in_flight = moving.in_flight();
+        let (in_flight, came) = (moving.in_flight(), moving.buffers().len());
         // Time does not run backwards for the disk: this turn may have begun before the other thread's last one.
         self.cx.now = self.cx.now.max(left);
         if moving.has_layout()
@@ -245,7 +245,9 @@ impl IoThread {
             .cx
             .shard
             .take_in(self.cx.now, disk, moving, &mut self.cx.effects);
-        self.return_buffers(from, given);
+        if came > 0 {
+            self.return_buffers(from, given);
+        }
         for completion in ended {
             self.completed(completion);
         }
@@ -261,11 +263,8 @@ impl IoThread {
         let _ = reply.send(Ok(moved));
     }
 
-    /// Gives the thread that a disk has left buffers for those that came with it.
+    /// Gives the thread that a disk has left buffers for those that came with it, as far as there are free ones.
     fn return_buffers(&mut self, to: usize, given: Vec<Data>) {
-        if given.is_empty() {
-            return;
-        }
         let numbers: Vec<u32> = given.iter().map(|data| data.buffer).collect();
         let slots = self.cx.buffers.take_numbers(&numbers);
         let given = GivenBuffers(slots, given);
@@ -274,11 +273,16 @@ impl IoThread {
             .send_always(Command::Buffers(Box::new(given)));
     }
 
-    /// Takes buffers for those that left with a disk.
+    /// Takes buffers for those that left with a disk. New ones replace those for which there were none: disks that are still
+    /// here wait for them.
     pub(super) fn take_buffers(&mut self, given: GivenBuffers) {
         let GivenBuffers(slots, given) = given;
         self.cx.buffers.put_in(slots);
         self.cx.shard.give_arena(given);
+        if let Err(error) = self.give_arena() {
+            tracing::error!(%error, "a disk with a layout has left with buffers");
+        }
+        self.cx.use_given_arena();
     }
 
     /// A completion of this ring is for something that is not here: if its disk has moved, passes it on.

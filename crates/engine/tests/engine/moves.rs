@@ -16,7 +16,7 @@ use tidegate_core::request::{Flags, Op};
 use tidegate_engine::datastore::{OpenedImage, dir, emulated, memory, nbd};
 use tidegate_engine::nbd::handshake::BlockSizes;
 use tidegate_engine::nbd::wire::Abilities;
-use tidegate_engine::{Disk, DiskSpec, Engine, Kind, ThreadState};
+use tidegate_engine::{Disk, DiskSpec, Engine, Kind, LayoutOptions, ThreadState};
 
 mod changes;
 
@@ -268,6 +268,78 @@ fn a_move_takes_a_turn(opened: OpenedImage, filter: &[&str]) {
             "{all} turns, {worked} with work, for {ROUNDS} moves"
         );
     }
+}
+
+/// The members of many mirrors hang, so that their writes keep all buffers of both threads, and go to one of them. The other one
+/// gets new buffers: a mirror that waits there, and one that comes, are served.
+#[test]
+fn mirrors_that_leave_with_all_buffers_leave_others_some() {
+    const MIRRORS: u64 = 80;
+    // A mirror gets at least four buffers while there are some: so many have those of both threads.
+    const ENOUGH: usize = 256 / 4 + 1;
+    let (engine, elsewhere) = (engine(2), engine(1));
+    let size = LayoutSpec::Mirror.member_size(1 << 20, 2);
+    let spec = |name: &str| DiskSpec {
+        layout: LayoutSpec::Mirror,
+        layout_options: LayoutOptions {
+            member_timeout: Duration::from_secs(3600),
+            ..LayoutOptions::default()
+        },
+        ..spec(name, 1 << 20)
+    };
+    let in_memory = || Some(memory::open(size).expect("it opens"));
+    let attach_mirror = |name: &str, other: Option<OpenedImage>| {
+        let attached = engine.attach_members(spec(name), vec![in_memory(), other], PATIENCE);
+        attached.expect("the mirror attaches")
+    };
+    engine.set_default_thread(Some(0)).expect("it is active");
+    let mut hung = Vec::new();
+    for nth in 0..MIRRORS {
+        let place = tempdir();
+        let served = attach(&elsewhere, memory::open(size).expect("it opens"));
+        let (server, opened) = over_nbd(place.path(), &served, all_abilities());
+        let disk = attach_mirror(&format!("hung{nth}"), Some(opened));
+        // What is written later is in a region that is marked as being written already.
+        let mut client = client(&disk);
+        client.write(0, &[1; 4096]).expect("a write");
+        served
+            .restack(&filters(&["fault:delay=3600s"]), PATIENCE)
+            .expect("a filter");
+        hung.push((disk, client, served, server, place));
+    }
+    let quick = attach_mirror("quick", in_memory());
+    for (_, client, ..) in &mut hung {
+        for nth in 0..8 {
+            client.send(Op::Write, Flags::NONE, nth << 12, 4096, &[7; 4096]);
+        }
+    }
+    eventually("their writes have all buffers", || {
+        let waits = |disk: &Disk| disk.report().expect("it is attached").in_flight >= 8;
+        hung.iter().filter(|(disk, ..)| waits(disk)).count() >= ENOUGH
+    });
+    let mut waiting = client(&quick);
+    waiting.send(Op::Write, Flags::NONE, 0, 4096, &[9; 4096]);
+    for (disk, ..) in &hung {
+        disk.move_to(1).expect("it moves");
+    }
+    let (_, answer) = waiting.next_answer().expect("it is answered");
+    assert_eq!((quick.thread(), answer.map(drop)), (0, Ok(())));
+    let another = attach_mirror("another", in_memory());
+    client(&another).write(0, &[9; 4096]).expect("a write");
+    for (_, _, served, ..) in &hung {
+        served.restack(&[], PATIENCE).expect("no filter");
+    }
+    for (disk, mut client, ..) in hung {
+        for _ in 0..8 {
+            let (_, answer) = client.next_answer().expect("it is answered");
+            assert_eq!(answer.map(drop), Ok(()));
+        }
+        disk.detach(PATIENCE).expect("the disk is detached");
+    }
+    for disk in [quick, another] {
+        disk.detach(PATIENCE).expect("the disk is detached");
+    }
+    nothing_is_left(&engine);
 }
 
 /// Clients hang up in every step of a move, with requests in flight and answers unread.
