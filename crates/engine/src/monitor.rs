@@ -149,6 +149,9 @@ pub(crate) trait Subject: Send {
 
     /// Carries out an action.
     fn act(&mut self, action: Action) -> Result<()>;
+
+    /// Lets a thread that a policy empties take disks again. No other state changes.
+    fn take_back(&mut self, thread: ThreadNumber) -> Result<()>;
 }
 
 /// The handle of the monitor's thread. It ends with the handle.
@@ -379,7 +382,7 @@ impl<S: Subject> MonitorThread<S> {
         let (subject, locked) = (&mut self.subject, &mut self.locked);
         locked.retain(|&(thread, since)| {
             let stays = now.since(since) < least;
-            if !stays && let Err(error) = subject.act(Action::Activate { thread }) {
+            if !stays && let Err(error) = subject.take_back(thread) {
                 // An administrator was faster.
                 tracing::debug!(thread, %error, "an I/O thread is not unlocked");
             }

@@ -433,7 +433,9 @@ impl Auto {
         {
             self.push_moves(out, &moves, Why::Uneven { before, after });
             self.moves += moves.len();
-            self.budget.pay();
+            for _ in &moves {
+                self.budget.pay();
+            }
             self.evened = now;
             self.uneven = 0;
         }

@@ -4,7 +4,7 @@ use super::world::{Demand, World};
 use super::{changes, host, limits};
 use proptest::prelude::*;
 use tidegate_core::monitor::auto::Auto;
-use tidegate_core::monitor::{Action, Why};
+use tidegate_core::monitor::{Action, Limits, Why};
 
 const DEEP: Demand = Demand::Closed(32.0, 500.0);
 const NOTHING: Demand = Demand::Open(0.0);
@@ -117,4 +117,30 @@ fn a_guest_that_changes_its_load_after_each_trial_brings_about_few_of_them() {
     assert!((50..=most(600) / 2).contains(&made), "{made}");
     let said = times(&world, |_, why| matches!(why, Why::TooManyChanges { .. }));
     assert!((1..=most(600)).contains(&said.len()), "{}", said.len());
+}
+
+/// Guests of which now these, now those have much to do: each time the load is uneven, and evened out by several moves.
+#[test]
+fn guests_that_take_turns_bring_about_a_bounded_number_of_moves() {
+    let mut policy = Auto::new(Limits { min: 2, max: 2 });
+    let mut world = World::new(2, 2, 2);
+    for disk in 0..16 {
+        world.attach(disk % 2, NOTHING, 10.0);
+    }
+    for _ in 0..600 / 5 {
+        // Those of the thread with more disks have all the load.
+        let busy = (0..2).max_by_key(|at| world.disks.iter().filter(|it| it.thread == *at).count());
+        for disk in &mut world.disks {
+            let is_busy = Some(disk.thread) == busy;
+            disk.demand = Demand::Open(if is_busy { 6_000.0 } else { 0.0 });
+        }
+        world.run(5_200, &mut policy);
+    }
+    let moves = world
+        .log
+        .iter()
+        .filter(|it| matches!(it.action, Action::Move { .. }))
+        .count();
+    // None of them takes a trial back.
+    assert!((100..=most(600) / 2).contains(&moves), "{moves}");
 }

@@ -268,6 +268,10 @@ impl Subject for Monitored {
         known.any(|(now, before)| now.busy > before.busy || now.spinning > before.spinning)
     }
 
+    fn take_back(&mut self, thread: ThreadNumber) -> Result<()> {
+        self.placement.act(thread.into(), PolicyAct::TakeBack)
+    }
+
     fn act(&mut self, action: Action) -> Result<()> {
         match action {
             Action::Move { disk, to } => self.disk(disk)?.move_to(to.into()).map(drop),

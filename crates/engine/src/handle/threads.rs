@@ -69,6 +69,8 @@ pub(super) enum PolicyAct {
     Leave,
     /// It is parked, now that it has no disks.
     Park,
+    /// It takes disks again, if the policy still empties it.
+    TakeBack,
 }
 
 /// See the module.
@@ -213,11 +215,12 @@ impl Placement {
                 let text = format!("an administrator has locked I/O thread {thread}");
                 Err(Error::new(Kind::Busy, text))
             }
-            (PolicyAct::Activate, _) => {
+            (PolicyAct::Activate, _) | (PolicyAct::TakeBack, Wanted::Leaving) => {
                 plan.threads[thread] = Wanted::Active;
                 Ok(())
             }
             (_, Wanted::Parked) => Err(parked(thread)),
+            (PolicyAct::TakeBack, Wanted::Active) => Ok(()),
             (PolicyAct::Leave, Wanted::Leaving) => Ok(()),
             (PolicyAct::Leave, Wanted::Active) => {
                 plan.must_have_another(thread)?;

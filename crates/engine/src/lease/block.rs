@@ -105,22 +105,19 @@ impl Block {
         parent.make_folder(leases, 0o755).map(drop)
     }
 
-    /// Its file, if that has to be opened, and where the block is in it.
-    fn open(&self, mode: AccessMode, access: Access) -> io::Result<(File, u64)> {
+    /// The file that has the block, and where in it. If that file does not exist: the directory, which does.
+    fn open(&self, mode: AccessMode, access: Access) -> io::Result<Result<(File, u64), Folder>> {
         match &self.place {
             Place::File(directory, name) => {
                 let folder = Folder::named(directory)?.folder(FOLDER)?;
-                Ok((open(&folder, name, mode, access)?, 0))
+                match open(&folder, name, mode, access) {
+                    Ok(file) => Ok(Ok((file, 0))),
+                    // The same directory says so: one that is moved here meanwhile may have the file.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Err(folder)),
+                    Err(error) => Err(error),
+                }
             }
-            Place::Device(file, at) => Ok((file.try_clone()?, *at)),
-        }
-    }
-
-    /// The directory of its file.
-    fn folder(&self) -> io::Result<Folder> {
-        match &self.place {
-            Place::File(directory, _) => Folder::named(directory)?.folder(FOLDER),
-            Place::Device(..) => Err(io::ErrorKind::NotFound.into()),
+            Place::Device(file, at) => Ok(Ok((file.try_clone()?, *at))),
         }
     }
 
@@ -129,14 +126,11 @@ impl Block {
     /// # Errors
     /// If it cannot be read, or the directory does not exist: then nothing is known.
     pub(super) fn read(&mut self, mode: AccessMode) -> io::Result<&[u8]> {
-        let opened = match self.open(mode, Access::Read) {
-            // No directory: nothing is known. No file: it was never written.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => self.folder().map(|_| None),
-            opened => opened.map(Some),
-        }?;
+        // No directory: nothing is known. No file: it was never written.
+        let opened = self.open(mode, Access::Read)?;
         let page = self.page.bytes();
         page.fill(0);
-        let Some((file, at)) = opened else {
+        let Ok((file, at)) = opened else {
             return Ok(page);
         };
         // A short file is left over from a failed creation: the rest counts as zeroes.
@@ -160,18 +154,18 @@ impl Block {
     /// If it cannot be written; it may have been written nevertheless, or may be later.
     pub(super) fn write(&mut self, mode: AccessMode, bytes: &[u8; SLOT]) -> io::Result<()> {
         self.page.bytes().copy_from_slice(bytes);
-        match self.open(mode, Access::Write) {
-            Ok((file, at)) => file.write_all_at(self.page.bytes(), at),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let folder = self.folder()?;
-                let (file, at) = self.open(mode, Access::Create)?;
-                file.write_all_at(self.page.bytes(), at)?;
-                match mode {
-                    AccessMode::Shared => folder.sync(),
-                    AccessMode::Notice => Ok(()),
-                }
-            }
-            Err(error) => Err(error),
+        let folder = match self.open(mode, Access::Write)? {
+            Ok((file, at)) => return file.write_all_at(self.page.bytes(), at),
+            Err(folder) => folder,
+        };
+        let Place::File(_, name) = &self.place else {
+            return Err(io::ErrorKind::NotFound.into());
+        };
+        let file = open(&folder, name, mode, Access::Create)?;
+        file.write_all_at(self.page.bytes(), 0)?;
+        match mode {
+            AccessMode::Shared => folder.sync(),
+            AccessMode::Notice => Ok(()),
         }
     }
 }

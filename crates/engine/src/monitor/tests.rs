@@ -86,6 +86,14 @@ impl Subject for Model {
         self.world.load.load(Ordering::SeqCst)
     }
 
+    fn take_back(&mut self, thread: ThreadNumber) -> Result<()> {
+        let state = &mut self.states[usize::from(thread)];
+        if *state == ThreadState::Leaving {
+            *state = ThreadState::Active;
+        }
+        Ok(())
+    }
+
     fn act(&mut self, action: Action) -> Result<()> {
         let mut acts = self.world.acts.lock().expect("no test panics with it");
         acts.push(action.to_string());
@@ -287,6 +295,28 @@ fn a_change_of_the_policy_takes_back_what_the_old_one_left_unfinished() {
     thread.take_settings();
     assert_eq!(thread.subject.states[1], ThreadState::Active);
     assert!(signals.may_spin() && thread.shared.state().status.may_spin);
+    assert!(thread.locked.is_empty());
+}
+
+/// An administrator may park a thread that the policy empties: the policy does not undo that later.
+#[test]
+fn a_thread_that_was_parked_meanwhile_stays_parked() {
+    let (world, signals) = (Arc::new(World::default()), Arc::new(Signals::default()));
+    let mut thread = MonitorThread {
+        shared: Arc::new(Shared::new(settings(Kind::Auto))),
+        signals,
+        subject: Model::new(&world),
+        policy: Box::new(Unfinished),
+        snapshot: Snapshot::default(),
+        decisions: Vec::new(),
+        locked: Vec::new(),
+        rest_at: os::now(),
+    };
+    thread.tick(false);
+    assert_eq!(thread.subject.states[1], ThreadState::Leaving);
+    thread.subject.states[1] = ThreadState::Parked;
+    thread.release_locks(Span::ZERO);
+    assert_eq!(thread.subject.states[1], ThreadState::Parked);
     assert!(thread.locked.is_empty());
 }
 

@@ -52,7 +52,7 @@ pub(super) const NODES: &[Node] = &[
     },
     Node {
         path: "/thread/N/locked",
-        about: "1 if the thread gets no more disks, else 0; write 1 to lock it, 0 to unlock it",
+        about: "1 if an administrator locked the thread, so that it gets no more disks, else 0; write 1 to lock it, 0 to unlock it",
         file: File::Thread {
             read: Some(|it| u8::from(it.state == ThreadState::Locked).to_string()),
             write: Some(lock),

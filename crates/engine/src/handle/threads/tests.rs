@@ -1,7 +1,7 @@
 //! Locks of I/O threads and their owners, in every order in which an administrator and the policy may come.
 
 use super::*;
-use PolicyAct::{Activate, Leave, Park};
+use PolicyAct::{Activate, Leave, Park, TakeBack};
 
 /// Two active threads.
 fn placement() -> Placement {
@@ -51,12 +51,13 @@ fn orders(first: usize, second: usize) -> Vec<Vec<bool>> {
 #[test]
 fn an_administrators_lock_lasts_in_every_order_until_an_administrator_ends_it() {
     // Emptied and parked; taken back; a trial that is undone; what is left when the policy changes; a second attempt.
-    let policies: [&[PolicyAct]; 5] = [
+    let policies: [&[PolicyAct]; 6] = [
         &[Leave, Park],
         &[Leave, Activate],
         &[Activate, Leave, Park, Activate],
         &[Leave, Park, Park, Activate],
         &[Leave, Activate, Leave, Park],
+        &[Leave, Park, TakeBack],
     ];
     let admins: [&[Admin]; 4] = [
         &[Admin::Lock],
@@ -111,6 +112,31 @@ fn a_thread_that_is_emptied_takes_no_disk_and_an_administrator_may_take_it_back(
     assert_eq!(state(&placement), ThreadState::Active);
     let refused = placement.act(1, Park).expect_err("it is not the policy's");
     assert_eq!(refused.kind(), Kind::Busy);
+}
+
+/// What the policy has not parked in time is taken back. By then an administrator may have parked it.
+#[test]
+fn a_thread_that_an_administrator_has_parked_is_not_taken_back() {
+    let removals: [&[Admin]; 3] = [
+        &[Admin::Remove],
+        &[Admin::Lock, Admin::Remove],
+        &[Admin::Unlock, Admin::Lock, Admin::Remove],
+    ];
+    for removal in removals {
+        let placement = placement();
+        placement.act(1, Leave).expect("another one is active");
+        for order in removal {
+            order.order(&placement).expect("it has no disks");
+        }
+        let refused = placement.act(1, TakeBack).expect_err("it is parked");
+        assert_eq!(refused.kind(), Kind::Invalid);
+        assert_eq!(state(&placement), ThreadState::Parked);
+    }
+    let placement = placement();
+    placement.act(1, Leave).expect("another one is active");
+    placement.act(1, TakeBack).expect("the policy empties it");
+    assert_eq!(state(&placement), ThreadState::Active);
+    placement.act(1, TakeBack).expect("it is there already");
 }
 
 #[test]
