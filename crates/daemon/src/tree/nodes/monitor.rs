@@ -132,7 +132,7 @@ fn number_up_to(value: &str, most: usize, what: &str) -> Outcome<u16> {
     number.ok_or_else(|| {
         senseless(
             value,
-            &format!("write a number from 1 to {most}: that is {what}"),
+            &format!("write a number from 1 to {most}, which is {what}"),
         )
     })
 }
