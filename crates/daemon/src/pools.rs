@@ -68,6 +68,8 @@ pub(crate) struct Pools {
     open: Mutex<BTreeMap<Name, Arc<Mutex<Option<OpenPool>>>>>,
     /// Pools that were opened, or could not be.
     tried: Mutex<BTreeSet<Name>>,
+    /// What was wrong with pools when they were used last.
+    troubles: Mutex<BTreeMap<Name, Problem>>,
     /// Serialises changes of records.
     changing: Mutex<()>,
 }
@@ -111,6 +113,24 @@ impl OpenPool {
         }
     }
 
+    /// Its first member that cannot be used for the catalog, as a problem.
+    fn trouble(&self, name: &Name) -> Option<Problem> {
+        let members = self.catalog.member_set().members();
+        let mut troubles = members.iter().enumerate();
+        let (number, why) = troubles.find_map(|(number, member)| {
+            let why = member.trouble.as_ref()?;
+            Some((number, why.clone()))
+        })?;
+        let what = format!("member {number} of pool {name} cannot be used for its catalog");
+        Some(
+            Problem::new(ProblemCode::Datastore, what)
+                .because(why)
+                .remedy(format!(
+                    "see `tidegate pool show {name}`; repair the device, and start the daemon again"
+                )),
+        )
+    }
+
     /// Where its members are, by number.
     pub(crate) fn paths(&self) -> Vec<Option<PathBuf>> {
         let path = |held: &Option<Held>| held.as_ref().map(|held| held.path.clone());
@@ -127,6 +147,7 @@ impl Pools {
             leases: Mutex::default(),
             open: Mutex::default(),
             tried: Mutex::default(),
+            troubles: Mutex::default(),
             changing: Mutex::default(),
         }
     }
@@ -155,15 +176,28 @@ impl Pools {
         let slot = self.slot(name);
         let mut slot = locked(&slot);
         if slot.is_none() {
-            *slot = Some(self.open(name)?);
+            *slot = Some(self.open(name).inspect_err(|problem| {
+                if problem.code != ProblemCode::NotFound || self.has(name) {
+                    locked(&self.troubles).insert(name.clone(), problem.clone());
+                }
+            })?);
         }
         let pool = slot.as_mut().expect("it is open");
         let done = act(pool);
+        match pool.trouble(name) {
+            Some(problem) => locked(&self.troubles).insert(name.clone(), problem),
+            None => locked(&self.troubles).remove(name),
+        };
         if pool.catalog.has_failed() {
             // What was written of a failed change is found out when it is opened again.
             *slot = None;
         }
         done
+    }
+
+    /// What was wrong with pools when they were used last.
+    pub(crate) fn troubles(&self) -> Vec<Problem> {
+        locked(&self.troubles).values().cloned().collect()
     }
 
     fn slot(&self, name: &Name) -> Arc<Mutex<Option<OpenPool>>> {
@@ -361,6 +395,7 @@ impl Pools {
         }
         record::remove(&self.folder, name)?;
         locked(&self.open).remove(name);
+        locked(&self.troubles).remove(name);
         Ok(())
     }
 

@@ -195,6 +195,7 @@ impl DiskService {
         troubles.extend(live.iter().filter_map(|live| live.cache_problem()));
         troubles.extend(self.unreadable_pages());
         troubles.extend(self.caches.astray.all());
+        troubles.extend(self.pools.troubles());
         troubles.extend(self.claims.all_overdue());
         troubles
     }

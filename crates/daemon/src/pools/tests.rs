@@ -175,6 +175,7 @@ fn a_pool_without_a_member_or_with_a_wrong_one_is_refused() {
     world.restart();
     let missing = world.opening();
     assert_eq!(missing.code, ProblemCode::NotFound, "{missing}");
+    assert_eq!(world.pools.troubles(), [missing]);
     // A copy of the other member.
     fs::copy(world.path("a"), world.path("b")).unwrap();
     assert_eq!(world.opening().code, ProblemCode::Corrupt);
@@ -194,6 +195,7 @@ fn a_pool_without_a_member_or_with_a_wrong_one_is_refused() {
     // The right one.
     fs::rename(&away, world.path("b")).unwrap();
     assert_eq!(world.findings().unwrap(), Vec::<String>::new());
+    assert_eq!(world.pools.troubles(), []);
 }
 
 #[test]
