@@ -508,8 +508,10 @@ impl Layout for Pool {
     fn detaching(&mut self, cx: &mut LayoutCx<'_>) {
         self.detaching = true;
         self.give_up_gate(cx);
-        for op in self.waiting.take(Wait::Space) {
-            self.fail(cx, op, Fault::NoSpace);
+        if self.is_exhausted() {
+            for op in self.waiting.take(Wait::Space) {
+                self.fail(cx, op, Fault::Gone);
+            }
         }
     }
 

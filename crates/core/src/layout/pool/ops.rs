@@ -130,9 +130,14 @@ impl Pool {
     fn wait(&mut self, cx: &mut LayoutCx<'_>, number: u32, wait: Wait) {
         self.waiting.queue(wait).push_back(number);
         match wait {
-            Wait::Space if self.detaching || self.is_refused(cx.now()) => {
+            Wait::Space if self.is_refused(cx.now()) => {
                 self.waiting.remove(number);
                 self.fail(cx, number, Fault::NoSpace);
+            }
+            // A grant may never come.
+            Wait::Space if self.detaching && self.is_exhausted() => {
+                self.waiting.remove(number);
+                self.fail(cx, number, Fault::Gone);
             }
             Wait::Space => self.refill(cx),
             Wait::Step => self.step_at = Some(cx.now() + STEP_AFTER),

@@ -527,6 +527,7 @@ impl Table {
         if Table::is_mark(place) {
             let chunk = self.chunk_of(place);
             self.chunk_mut(chunk).marks.retain(|mark| *mark != place);
+            *self.at_mut(place) = Record::free(Space::Free);
             self.free_marks.push(place & !MARKS);
         } else {
             *self.at_mut(place) = Record::free(space);

@@ -126,10 +126,11 @@ impl SpaceState {
 impl Pool {
     /// Zeroes extents ahead, and asks for a grant if the disk has few that are free.
     pub(super) fn refill(&mut self, cx: &mut LayoutCx<'_>) {
-        if self.paused || self.detaching || self.view.is_some() || !self.is_open() {
+        let waiting = self.waiting.of(Wait::Space);
+        let ends = self.paused || self.detaching && waiting == 0;
+        if ends || self.view.is_some() || !self.is_open() {
             return;
         }
-        let waiting = self.waiting.of(Wait::Space);
         let wanted = (AHEAD + waiting).min(AHEAD_MAX);
         while self.space.zeroing < ZEROING_MAX
             && self.space.zeroed.len() + (self.space.zeroing as usize) < wanted
@@ -163,7 +164,12 @@ impl Pool {
     /// Whether no space will come: the pool has refused, and nothing is about to be free.
     pub(super) fn is_refused(&self, now: Time) -> bool {
         let refused = self.space.refused_until.is_some_and(|until| now < until);
-        refused && self.free_in_all() == 0 && self.space.releasing.is_empty()
+        refused && self.is_exhausted()
+    }
+
+    /// Whether the disk has no space without another grant.
+    pub(super) fn is_exhausted(&self) -> bool {
+        self.free_in_all() == 0 && self.space.releasing.is_empty()
     }
 
     /// Extents that are free, or will be after they are zeroed.

@@ -636,6 +636,11 @@ fn a_disk_that_is_detached_leaves_nobody_waiting() {
     world.run();
     assert_eq!(world.answers[&held], Ok(()));
     assert!(writes.iter().all(|it| world.answers.contains_key(it)));
+    let full = Err(Fault::NoSpace);
+    assert!(
+        world.answers.values().all(|it| *it != full),
+        "nobody said so"
+    );
 }
 
 #[test]
@@ -770,4 +775,20 @@ fn a_deletion_leaves_alone_what_is_copied_meanwhile() {
         world.crash();
         check(&mut world);
     }
+}
+
+#[test]
+fn a_mark_that_is_replaced_twice_before_a_commit_goes_once() {
+    let mut world = World::new(SIZE);
+    world.fill(0, EXTENT, 1);
+    world.snapshot();
+    for byte in 2..5 {
+        assert_eq!(world.io(Op::Discard, Flags::NONE, 0, &[], EXTENT), Ok(()));
+        world.fill(512, 512, byte);
+        assert!(world.has(0, 512, 0) && world.has(512, 512, byte));
+    }
+    assert_eq!(world.flush(), Ok(()));
+    assert_eq!(world.flush(), Ok(()));
+    world.crash();
+    assert!(world.has(0, 512, 0) && world.has(512, 512, 4));
 }
