@@ -23,7 +23,7 @@ mod schedstat;
 mod thread;
 
 pub use delays::DelayHistogram;
-pub(crate) use disk::{Client, ClientKind, DiskCounters, QueueCounters, Served};
+pub(crate) use disk::{Client, ClientKind, DiskCounters, DiskSums, QueueCounters, Served};
 pub use disk::{DiskActivity, QueueActivity};
 pub use schedstat::Schedstat;
 pub(crate) use thread::{State, ThreadCounters, WakeCause};
@@ -70,6 +70,17 @@ impl Statistics {
         pages.iter().map(|page| page.read()).collect()
     }
 
+    /// The same, of those threads that are used. Each reading costs a system call.
+    pub(crate) fn used_threads(
+        &self,
+        is_used: impl Fn(usize) -> bool,
+    ) -> Vec<Option<ThreadActivity>> {
+        let pages = guard(&self.shared.threads);
+        let numbered = pages.iter().enumerate();
+        let read = |(at, page): (usize, &Arc<ThreadCounters>)| is_used(at).then(|| page.read());
+        numbered.map(read).collect()
+    }
+
     /// What the queues of each attached disk have done so far, by disk.
     pub fn disks(&self) -> Vec<DiskActivity> {
         let disks = guard(&self.shared.disks);
@@ -89,6 +100,13 @@ impl Statistics {
 }
 
 impl Statistics {
+    /// Calls `look` with the counters of each attached disk, by number.
+    pub(crate) fn each_disk(&self, mut look: impl FnMut(DiskId, &DiskCounters)) {
+        for (id, disk) in guard(&self.shared.disks).iter() {
+            look(DiskId(*id), disk);
+        }
+    }
+
     /// The processes of virtual machines that use disks, by number: see [`Statistics::guests`].
     pub fn guest_processes(&self, is_guest: impl Fn(u32) -> bool) -> Vec<u32> {
         let guests = self.guests(|process, _| is_guest(process));

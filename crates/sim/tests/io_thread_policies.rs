@@ -71,7 +71,7 @@ fn on_full_cores_auto_lets_disks_stay_and_is_no_worse_than_any_fixed_set_up() {
     let lacks = said.filter(|words| words.contains("because it waits for a CPU"));
     assert!(lacks.count() >= 1, "{:?}", outcome.changes);
     // Fixed set-ups do not change, so a part of the time shows what they do.
-    let from_to = (SETTLES, 5_000 * MS);
+    let from_to = (SETTLES, 3_000 * MS);
     let own = outcome.score(from_to.0, from_to.1);
     for set_up in SetUp::all(4) {
         let other = fixed(&phases::full_cores(from_to.1, EXIT), set_up, SETTLES, 1);

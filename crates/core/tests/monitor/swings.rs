@@ -144,3 +144,20 @@ fn guests_that_take_turns_bring_about_a_bounded_number_of_moves() {
     // None of them takes a trial back.
     assert!((100..=most(600) / 2).contains(&moves), "{moves}");
 }
+
+/// Requests that wait too long in one of three ticks are no congestion, but a reason to look at disks.
+#[test]
+fn a_guest_whose_requests_wait_now_and_then_does_not_make_the_monitor_look_at_disks_all_the_time() {
+    let mut policy = Auto::new(limits(1));
+    let mut world = host(2, 8, Demand::Open(6_000.0));
+    let mut looks = 0;
+    for burst in 0..1_000 {
+        let demand = if burst % 3 == 0 { 25_000.0 } else { 6_000.0 };
+        set(&mut world, 8, Demand::Open(demand));
+        world.run_and(5, &mut policy, |snapshot, _| {
+            looks += u32::from(snapshot.disks_span.is_some());
+        });
+    }
+    // Five seconds: ten slow ticks in each, one more for each of them, and the first ones.
+    assert!((40..=110).contains(&looks), "{looks}");
+}

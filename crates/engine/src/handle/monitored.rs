@@ -8,7 +8,7 @@
 
 use super::threads::{Placement, PolicyAct};
 use super::{Disk, DiskCore, guard};
-use crate::counters::{DelayHistogram, DiskActivity, Statistics, ThreadActivity};
+use crate::counters::{DiskSums, Statistics, ThreadActivity};
 use crate::error::{Error, Kind, Result};
 use crate::guests::{GuestActivity, Guests};
 use crate::handle::ThreadState;
@@ -44,9 +44,12 @@ pub(super) struct Monitored {
     guests: Guests,
     /// What was counted at the last snapshot, and at the last one with disks.
     at: Time,
-    threads: Vec<ThreadActivity>,
+    /// None of a thread that was parked then.
+    threads: Vec<Option<ThreadActivity>>,
     detailed_at: Time,
     disks: BTreeMap<DiskId, Before>,
+    /// Snapshots with disks so far.
+    readings: u64,
     cpu_times: Option<CpuTimes>,
     guests_times: Option<GuestTimes>,
     /// CPU time that guests got, and that they waited for, in the time between two readings.
@@ -65,9 +68,11 @@ struct GuestTimes {
 
 /// A disk at the last snapshot with disks.
 struct Before {
-    activity: DiskActivity,
+    sums: Box<DiskSums>,
     thread: ThreadNumber,
     moved: Option<Time>,
+    /// Which snapshot with disks that was.
+    reading: u64,
 }
 
 impl Monitored {
@@ -83,7 +88,7 @@ impl Monitored {
             tracing::debug!(%error, "the times of the host's CPUs cannot be read");
         }
         let now = os::now();
-        let threads = statistics.threads();
+        let threads = statistics.used_threads(|_| true);
         Monitored {
             thread_waits: vec![(0, Span::ZERO); threads.len()],
             threads,
@@ -97,6 +102,7 @@ impl Monitored {
             at: now,
             detailed_at: now,
             disks: BTreeMap::new(),
+            readings: 0,
             cpu_times: None,
             guests_times: None,
             guests_rate: None,
@@ -104,26 +110,36 @@ impl Monitored {
     }
 
     fn load_threads(&mut self, snapshot: &mut Snapshot) {
-        let mut now = self.statistics.threads();
         let states = self.placement.states();
+        let now = self.statistics.used_threads(is_used(&states));
+        let before = std::mem::replace(&mut self.threads, now);
         let mut loads = std::mem::take(&mut snapshot.threads);
         loads.clear();
-        let known = now.iter_mut().zip(&self.threads).zip(states);
+        let known = self.threads.iter_mut().zip(&before).zip(states);
         for (at, ((now, before), state)) in known.enumerate() {
+            let (Some(now), Some(before)) = (now, before) else {
+                // It is parked, or was until now.
+                loads.push(ThreadLoad {
+                    state: state.into(),
+                    sleep: snapshot.span,
+                    ..ThreadLoad::default()
+                });
+                continue;
+            };
             let times = now.since(before);
             now.run_delay = owed(now.run_delay, before.run_delay + times.stolen);
-            let delays = now.delays.since(&before.delays);
+            let (delays, delay_p99) = now.delays.news(&before.delays);
             let arrivals = now.requests.saturating_sub(before.requests);
             let (requests, waited) = &mut self.thread_waits[at];
             *requests += arrivals;
-            *waited = *waited + sum(&delays);
+            *waited = *waited + delays;
             loads.push(ThreadLoad {
                 state: state.into(),
                 busy: times.busy,
                 spin: times.spinning,
                 sleep: times.sleeping,
                 stolen: times.stolen,
-                delay_p99: delays.quantile(9900),
+                delay_p99,
                 standing: false,
                 // A thread counts what it takes; what it answers is counted for each disk.
                 arrivals,
@@ -132,7 +148,6 @@ impl Monitored {
             });
         }
         snapshot.threads = loads;
-        self.threads = now;
     }
 
     fn load_disks(&mut self, snapshot: &mut Snapshot, since: Time) {
@@ -140,49 +155,51 @@ impl Monitored {
         let span = now.since(self.detailed_at);
         self.detailed_at = now;
         snapshot.disks_span = Some(span);
-        let mut disks = BTreeMap::new();
-        for activity in self.statistics.disks() {
-            let disk = activity.disk;
-            let Some(home) = self.placement.peers.home(disk) else {
-                continue;
+        let tick = now.since(since);
+        self.readings += 1;
+        let reading = self.readings;
+        let (known, waits) = (&mut self.disks, &self.thread_waits);
+        let peers = &self.placement.peers;
+        let mut sums = Box::<DiskSums>::default();
+        self.statistics.each_disk(|disk, counters| {
+            let Some(home) = peers.home(disk) else {
+                return;
             };
             let thread = ThreadNumber::try_from(home).unwrap_or(ThreadNumber::MAX);
-            let before = self.disks.remove(&disk);
-            let moved = match &before {
-                Some(before) if before.thread != thread => Some(now),
-                Some(before) => before.moved,
-                None => None,
-            };
-            if let Some(before) = before {
-                let load = difference(&activity, &before.activity);
-                let waits = self.thread_waits.get(home).copied();
-                let waited = waits.map_or(Span::ZERO, |(requests, waited)| {
-                    part(waited, load.arrivals, requests)
-                });
-                let load = DiskLoad {
+            counters.sum(&mut sums);
+            let Some(before) = known.get_mut(&disk) else {
+                let before = Before {
+                    sums: std::mem::take(&mut sums),
                     thread,
-                    moved,
-                    outstanding: load.outstanding + waited,
-                    ..load
+                    moved: None,
+                    reading,
                 };
-                let tick = now.since(since);
-                let standing = activity.all().any(|queue| queue.is_standing(now, tick));
-                if let Some(thread) = snapshot.threads.get_mut(home) {
-                    thread.standing |= standing;
-                    thread.delay_p99 = thread.delay_p99.max(load.delay_p99);
-                }
-                snapshot.disks.push(load);
-            } else {
+                known.insert(disk, before);
                 snapshot.disks.push(DiskLoad::idle(disk, thread));
-            }
-            let before = Before {
-                activity,
-                thread,
-                moved,
+                return;
             };
-            disks.insert(disk, before);
-        }
-        self.disks = disks;
+            if before.thread != thread {
+                before.moved = Some(now);
+            }
+            let mut load = DiskLoad {
+                moved: before.moved,
+                ..difference(DiskLoad::idle(disk, thread), &sums, &before.sums)
+            };
+            let waited = waits.get(home).map_or(Span::ZERO, |&(requests, waited)| {
+                part(waited, load.arrivals, requests)
+            });
+            load.outstanding = load.outstanding + waited;
+            let standing = sums.standing_since;
+            if let Some(thread) = snapshot.threads.get_mut(home) {
+                thread.standing |= standing.is_some_and(|since| now.since(since) >= tick);
+                thread.delay_p99 = thread.delay_p99.max(load.delay_p99);
+            }
+            snapshot.disks.push(load);
+            // What was before is memory for the next disk.
+            std::mem::swap(&mut before.sums, &mut sums);
+            (before.thread, before.reading) = (thread, reading);
+        });
+        self.disks.retain(|_, before| before.reading == reading);
         self.thread_waits.fill((0, Span::ZERO));
     }
 
@@ -263,9 +280,16 @@ impl Subject for Monitored {
     }
 
     fn has_worked(&mut self) -> bool {
-        let now = self.statistics.threads();
+        let now = self
+            .statistics
+            .used_threads(is_used(&self.placement.states()));
         let mut known = now.iter().zip(&self.threads);
-        known.any(|(now, before)| now.busy > before.busy || now.spinning > before.spinning)
+        known.any(|known| match known {
+            (Some(now), Some(before)) => now.busy > before.busy || now.spinning > before.spinning,
+            // It has come into use, so the next snapshot knows it.
+            (Some(_), None) => true,
+            (None, _) => false,
+        })
     }
 
     fn take_back(&mut self, thread: ThreadNumber) -> Result<()> {
@@ -299,23 +323,32 @@ impl From<ThreadState> for core::ThreadState {
     }
 }
 
-/// What a disk did between two readings, on thread 0.
-fn difference(now: &DiskActivity, before: &DiskActivity) -> DiskLoad {
-    let count = |of: fn(&DiskActivity) -> u64| of(now).saturating_sub(of(before));
-    let (answered, bytes) = (count(DiskActivity::answered), count(DiskActivity::bytes));
-    let delays = now.delays().since(&before.delays());
-    let queues = now.all().zip(before.all());
-    let used = queues.filter(|(now, before)| now.requests > before.requests);
+/// Whether a thread is in use, by its number. A parked one does nothing, and has no disks.
+fn is_used(states: &[ThreadState]) -> impl Fn(usize) -> bool {
+    |thread| states.get(thread) != Some(&ThreadState::Parked)
+}
+
+/// What a disk did between two readings.
+fn difference(idle: DiskLoad, now: &DiskSums, before: &DiskSums) -> DiskLoad {
+    let since = u64::saturating_sub;
+    let (answered, bytes) = (
+        since(now.answered, before.answered),
+        since(now.bytes, before.bytes),
+    );
+    let (delays, delay_p99) = now.delays.news(&before.delays);
+    let queues = now.taken.iter().zip(&before.taken);
+    let taken = queues.map(|(now, before)| since(*now, *before));
+    let used = taken.clone().filter(|taken| *taken > 0);
     DiskLoad {
-        busy: less(now.busy(), before.busy()),
-        arrivals: count(DiskActivity::requests),
+        busy: less(now.busy, before.busy),
+        arrivals: taken.sum(),
         completions: answered,
         work: answered * REQUEST + bytes / 1024,
         bytes,
-        outstanding: less(now.outstanding(), before.outstanding()) + sum(&delays),
-        delay_p99: delays.quantile(9900),
+        outstanding: less(now.outstanding, before.outstanding) + delays,
+        delay_p99,
         queues: u16::try_from(used.count()).unwrap_or(u16::MAX),
-        ..DiskLoad::idle(now.disk, 0)
+        ..idle
     }
 }
 
@@ -330,13 +363,6 @@ fn less(now: Span, before: Span) -> Span {
     Span::from_nanos(now.as_nanos().saturating_sub(before.as_nanos()))
 }
 
-/// The sum of delays. Each counts as seven eighths of its bucket's end: the middle of a bucket is within an eighth of that.
-fn sum(delays: &DelayHistogram) -> Span {
-    let counted = delays.buckets().skip(1).filter(|(_, times)| *times > 0);
-    let sum = counted.map(|(end, times)| end.as_nanos() / 8 * 7 * times);
-    Span::from_nanos(sum.sum())
-}
-
 /// The part of `whole` that falls to `count` of `all`.
 fn part(whole: Span, count: u64, all: u64) -> Span {
     let share = u128::from(whole.as_nanos()) * u128::from(count);
@@ -345,16 +371,4 @@ fn part(whole: Span, count: u64, all: u64) -> Span {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_wait_that_was_longer_than_the_interval_is_shared_with_the_next_ones() {
-        let ms = Span::from_millis;
-        // 20 ms were counted in an interval that took 5 of them.
-        assert_eq!(owed(ms(20), ms(5)), ms(5));
-        assert_eq!(owed(ms(20), ms(20)), ms(20));
-        // A long stop is not spread over seconds.
-        assert_eq!(owed(ms(900), ms(5)), ms(850));
-    }
-}
+mod tests;

@@ -22,6 +22,9 @@ const LIGHT: Permille = 250;
 /// often until it is known.
 const FULL: Permille = 900;
 const LOOK: Span = Span::from_millis(20);
+/// So many looks at disks between slow ticks may follow each other; each slow tick allows one more. Origin: a look at 256 disks
+/// takes up to a fifth of a millisecond, and the monitor may take a hundredth of a CPU.
+const LOOKS: u32 = 8;
 /// A percentile of fewer requests is chance.
 const SAMPLES: u64 = 3;
 /// Slow ticks without congestion after which it is reported again.
@@ -112,6 +115,8 @@ pub(super) struct Observed {
     slow_at: Time,
     /// The last snapshot with disks.
     detailed_at: Time,
+    /// Looks at disks between slow ticks that have not been allowed since.
+    looked: u32,
 }
 
 impl Observed {
@@ -133,6 +138,7 @@ impl Observed {
         self.history.add(snapshot);
         if snapshot.disks_span.is_some() {
             self.detailed_at = snapshot.now;
+            self.looked += u32::from(!self.is_slow(snapshot.now));
         }
         let count = snapshot.threads.len();
         self.threads.resize(count, Recent::default());
@@ -166,10 +172,7 @@ impl Observed {
 
     /// The busy share of a thread in its last ticks.
     pub(super) fn busy(&self, thread: usize) -> Permille {
-        self.threads.get(thread).map_or(0, |recent| {
-            let last = recent.samples.clamp(1, LAST);
-            permille(sum(&recent.busy[..last]), sum(&recent.own[..last]))
-        })
+        self.threads.get(thread).map_or(0, Recent::busy_share)
     }
 
     /// Whether a thread lacks a CPU: its requests wait for that, and not for the thread.
@@ -295,10 +298,14 @@ impl Observed {
 
     /// Whether disks' counts are needed at this moment, the next tick.
     pub(super) fn wants_disks(&self, next: Time) -> bool {
+        if self.looked >= LOOKS {
+            return false;
+        }
         let mut threads = self.threads.iter().enumerate();
         let is_stale = next.since(self.detailed_at) >= LOOK;
         threads.any(|(at, recent)| {
-            let is_suspect = recent.bad & 1 == 1 || (is_stale && self.busy(at) >= FULL);
+            let is_full = recent.busy_share() >= FULL;
+            let is_suspect = recent.bad & 1 == 1 || (is_stale && is_full);
             is_suspect && !recent.reported && !self.lacks_cpu(at)
         })
     }
@@ -311,6 +318,7 @@ impl Observed {
     /// Ends the slow tick, and returns it.
     pub(super) fn take_slow(&mut self, snapshot: &Snapshot) -> SlowTick {
         self.slow_at = snapshot.now;
+        self.looked = self.looked.saturating_sub(1);
         let mut slow = core::mem::take(&mut self.slow);
         slow.finish(snapshot);
         slow.is_congested = (0..self.threads.len()).any(|at| self.is_congested(at));
@@ -329,6 +337,12 @@ impl Recent {
     fn is_bad(&self) -> bool {
         let bad = (self.bad & ((1 << LAST) - 1)).count_ones();
         self.samples == LAST && bad >= BAD
+    }
+
+    /// The part of its last ticks in which it worked, of the time that it had a CPU.
+    fn busy_share(&self) -> Permille {
+        let last = self.samples.clamp(1, LAST);
+        permille(sum(&self.busy[..last]), sum(&self.own[..last]))
     }
 
     /// The part of its last ticks in which it waited for a CPU.
