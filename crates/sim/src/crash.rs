@@ -15,6 +15,7 @@
 pub mod choice;
 pub mod explore;
 pub mod history;
+pub mod pool;
 pub mod seeds;
 mod shape;
 pub mod store;

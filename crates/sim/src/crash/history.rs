@@ -22,16 +22,19 @@ use std::ops::Range;
 const NEVER: u64 = u64::MAX;
 
 /// The versions of each sector of a disk.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct History {
-    /// Those that were written. The others have zeroes.
+    /// Those that were written. The others have the first version.
     sectors: BTreeMap<u64, Vec<Version>>,
+    /// The stamp of the first version of each sector: 0 is zeroes.
+    first: u64,
     /// Each event has a moment of its own.
     now: u64,
     /// The moment of the last crash.
     crashed: u64,
 }
 
+#[derive(Clone)]
 struct Version {
     stamp: u64,
     issued: u64,
@@ -46,6 +49,26 @@ struct Version {
     fleeting: bool,
     /// Whether a crash may bring it back.
     recoverable: bool,
+}
+
+/// A version that was visible at some time of an interval.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Visible {
+    /// Its stamp.
+    pub stamp: u64,
+    /// When its write began.
+    pub issued: u64,
+    /// From when on no read may return it.
+    pub hidden: u64,
+}
+
+/// What a read has seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// The stamp of the version.
+    pub stamp: u64,
+    /// Whether no other version has such bytes.
+    pub is_certain: bool,
 }
 
 /// How a write, zeroing or discard ended.
@@ -65,6 +88,46 @@ impl History {
     /// A disk of zeroes.
     pub fn new() -> History {
         History::default()
+    }
+
+    /// A disk whose sectors all have a version of this stamp.
+    pub fn over(first: u64) -> History {
+        History {
+            first,
+            ..History::default()
+        }
+    }
+
+    /// The stamp of the first version of each sector.
+    pub fn first(&self) -> u64 {
+        self.first
+    }
+
+    /// The versions of each sector that were visible at some time from `began` on, and began before `ended`. Sectors that
+    /// were never written are absent: they have the first version.
+    pub fn visible(&self, began: u64, ended: u64) -> BTreeMap<u64, Vec<Visible>> {
+        let of = |versions: &Vec<Version>| {
+            let visible = versions
+                .iter()
+                .filter(|version| version.hidden > began && version.issued < ended);
+            let visible = visible.map(|version| Visible {
+                stamp: version.stamp,
+                issued: version.issued,
+                hidden: version.hidden,
+            });
+            visible.collect()
+        };
+        let sectors = self.sectors.iter();
+        sectors
+            .map(|(sector, versions)| (*sector, of(versions)))
+            .collect()
+    }
+
+    /// A write that began at this moment has not happened, and never will.
+    pub fn withdraw(&mut self, issued: u64) {
+        for versions in self.sectors.values_mut() {
+            versions.retain(|version| version.issued != issued);
+        }
     }
 
     /// The next moment.
@@ -138,21 +201,47 @@ impl History {
     /// # Errors
     /// No such version was visible meanwhile.
     pub fn read(&mut self, sector: u64, began: u64, stamp: u64) -> Result<(), String> {
+        match self.saw(sector, began, |version| version == stamp) {
+            Ok(_) => Ok(()),
+            Err(visible) => Err(format!(
+                "sector {sector} has write {stamp}, and may have only one of {visible:?}"
+            )),
+        }
+    }
+
+    /// The same for bytes that versions of several stamps may have.
+    ///
+    /// # Errors
+    /// No such version was visible meanwhile: the stamps of those that were.
+    pub fn saw(
+        &mut self,
+        sector: u64,
+        began: u64,
+        matches: impl Fn(u64) -> bool,
+    ) -> Result<Seen, Vec<u64>> {
         let now = self.tick();
         let crashed = self.crashed;
+        let first = self.first;
         let versions = match self.sectors.get_mut(&sector) {
             Some(versions) => versions,
-            None if stamp == 0 => return Ok(()),
+            None if matches(first) => {
+                return Ok(Seen {
+                    stamp: first,
+                    is_certain: true,
+                });
+            }
             None => self.versions(sector),
         };
-        let matching = |version: &&Version| version.stamp == stamp && version.hidden > began;
+        let matching = |version: &&Version| matches(version.stamp) && version.hidden > began;
         // The one that is visible longest, if there are several.
         let Some(seen) = versions.iter().filter(matching).max_by_key(|v| v.hidden) else {
             let visible = versions.iter().filter(|version| version.hidden > began);
-            let visible: Vec<u64> = visible.map(|version| version.stamp).collect();
-            return Err(format!(
-                "sector {sector} has write {stamp}, and may have only one of {visible:?}"
-            ));
+            return Err(visible.map(|version| version.stamp).collect());
+        };
+        let others = versions.iter().filter(matching);
+        let found = Seen {
+            stamp: seen.stamp,
+            is_certain: others.fold(true, |all, other| all && other.stamp == seen.stamp),
         };
         if seen.hidden == NEVER && !seen.fleeting {
             let seen_write = seen.issued;
@@ -160,7 +249,7 @@ impl History {
             let durable = crashed > 0 && seen.ended <= crashed;
             // Whatever had ended before and is not what was seen is older.
             for version in versions {
-                if version.ended < began && version.stamp != stamp {
+                if version.ended < began && !matches(version.stamp) {
                     if version.hidden == NEVER {
                         (version.hidden, version.outdone_by) = (now, Some(seen_write));
                     }
@@ -168,7 +257,7 @@ impl History {
                 }
             }
         }
-        Ok(())
+        Ok(found)
     }
 
     /// The host has crashed: nothing is under way any more.
@@ -195,9 +284,10 @@ impl History {
     }
 
     fn versions(&mut self, sector: u64) -> &mut Vec<Version> {
-        let zeroes = || {
+        let first = self.first;
+        let first = || {
             vec![Version {
-                stamp: 0,
+                stamp: first,
                 issued: 0,
                 ended: 0,
                 replaces: true,
@@ -207,7 +297,7 @@ impl History {
                 recoverable: true,
             }]
         };
-        self.sectors.entry(sector).or_insert_with(zeroes)
+        self.sectors.entry(sector).or_insert_with(first)
     }
 }
 

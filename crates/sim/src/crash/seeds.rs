@@ -53,7 +53,7 @@ fn of_seed(setup: &Setup, seed: u64) -> World {
 ///
 /// # Source
 /// Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input" (TSE 2002).
-fn shorten(mut choices: Vec<u32>, fails: impl Fn(&[u32]) -> bool) -> Vec<u32> {
+pub(super) fn shorten(mut choices: Vec<u32>, fails: impl Fn(&[u32]) -> bool) -> Vec<u32> {
     let mut piece = choices.len() / 2;
     while piece > 0 {
         let mut at = 0;

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use tidegate_core::filter::FilterSpec;
 use tidegate_core::layout::cache::CacheMode;
 use tidegate_sim::crash::explore::{Depth, Failure, explore, requests};
-use tidegate_sim::crash::seeds;
 use tidegate_sim::crash::store::Defects;
 use tidegate_sim::crash::world::{FlashDevices, Load, Over, Setup, Shape};
+use tidegate_sim::crash::{pool, seeds};
 
 const DEPTH: Depth = Depth {
     longest: 3,
@@ -39,15 +39,19 @@ pub(crate) struct Options {
 /// No disk has that name.
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
     let tried = |name: &str| options.shape.as_ref().is_none_or(|only| only == name);
-    if !DISKS.iter().any(|disk| tried(disk.name)) {
-        let names: Vec<&str> = DISKS.iter().map(|disk| disk.name).collect();
+    if !DISKS.iter().any(|disk| tried(disk.name)) && !tried(POOL) {
+        let names = DISKS.iter().map(|disk| disk.name).chain([POOL]);
+        let names: Vec<&str> = names.collect();
         return Err(format!("the disks are {}", names.join(", ")));
     }
     Ok(match options.seed {
         Some(seed) => random(options, seed, tried),
-        None => enumerate(options, tried),
+        None => enumerate(options, tried) && (!tried(POOL) || enumerate_pool()),
     })
 }
+
+/// The disks, snapshots and clones of a pool.
+const POOL: &str = "pool";
 
 /// A disk that is tried.
 struct Disk {
@@ -243,6 +247,44 @@ fn enumerate(options: &Options, tried: impl Fn(&str) -> bool) -> bool {
     })
 }
 
+/// All workloads of three acts on a pool, with a crash at each step.
+fn enumerate_pool() -> bool {
+    use pool::explore::{Depth, acts, explore};
+    let began = Instant::now();
+    let depth = Depth {
+        longest: 3,
+        stride: 1,
+    };
+    let found = explore(&pool::Setup::default(), &acts(), depth);
+    let seconds = began.elapsed().as_secs_f64();
+    println!(
+        "{POOL}: {} workloads of {} acts, {} runs, {seconds:.1} s",
+        found.workloads, depth.longest, found.runs
+    );
+    let failure = found.failure.as_ref();
+    failure.is_none_or(|failure| breach("cargo xtask sim --stack --shape pool", failure))
+}
+
+/// A random run of each disk that is tried. Returns the runs and their I/Os.
+///
+/// # Errors
+/// The name of the disk that failed, and how.
+fn random_of(
+    seed: u64,
+    tried: impl Fn(&str) -> bool,
+) -> Result<(u64, u64), (&'static str, Failure)> {
+    let (mut runs, mut ios) = (0, 0);
+    for disk in DISKS.iter().filter(|disk| tried(disk.name)) {
+        let run = seeds::run(&setup(disk), seed, STEPS);
+        (runs, ios) = (runs + 1, ios + run.map_err(|failure| (disk.name, failure))?);
+    }
+    if tried(POOL) {
+        let run = pool::seeds::run(seed, STEPS);
+        (runs, ios) = (runs + 1, ios + run.map_err(|failure| (POOL, failure))?);
+    }
+    Ok((runs, ios))
+}
+
 fn random(options: &Options, first: u64, tried: impl Fn(&str) -> bool) -> bool {
     let began = Instant::now();
     let seeds = match options.swarm {
@@ -256,15 +298,12 @@ fn random(options: &Options, first: u64, tried: impl Fn(&str) -> bool) -> bool {
         if options.swarm.is_some_and(|most| began.elapsed() > most) {
             break;
         }
-        for disk in DISKS.iter().filter(|disk| tried(disk.name)) {
-            match seeds::run(&setup(disk), seed, STEPS) {
-                Ok(completed) => (runs, ios) = (runs + 1, ios + completed),
-                Err(failure) => {
-                    let name = disk.name;
-                    println!("{name}:");
-                    let command = format!("cargo xtask sim --stack --seed {seed} --shape '{name}'");
-                    return breach(&command, &failure);
-                }
+        match random_of(seed, &tried) {
+            Ok((more, completed)) => (runs, ios) = (runs + more, ios + completed),
+            Err((name, failure)) => {
+                println!("{name}:");
+                let command = format!("cargo xtask sim --stack --seed {seed} --shape '{name}'");
+                return breach(&command, &failure);
             }
         }
     }

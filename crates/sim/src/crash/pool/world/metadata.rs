@@ -1,0 +1,206 @@
+//! The pool check: what headers and roots say agrees with itself, with the catalog, and with what the layouts report.
+//!
+//! It reads the blocks on the stores, as a program would that repairs pools. Everything was flushed before.
+//!
+//! # Always true
+//! - What a header names lies in a grant that the catalog gives to the same disk, with the same life.
+//! - No two records of one extent and one generation have a sub-block in common.
+//! - What no header names is free, and the layout counts it so.
+
+use super::{World, seat_of};
+use crate::crash::pool::GEOMETRY;
+use crate::crash::pool::catalog::{Entry, identity};
+use crate::crash::pool::oracle::Disk;
+use crate::crash::world::GuestRequest;
+use std::collections::BTreeMap;
+use tidegate_core::block::BLOCK;
+use tidegate_core::layout::pool::{Generation, Grant, Header, PoolReport, Root};
+use tidegate_core::request::{Flags, Op};
+
+/// What the blocks of a disk say: the extents of each generation, and the sub-blocks of each extent in each generation.
+#[derive(Default)]
+struct Found {
+    extents: BTreeMap<Generation, u64>,
+    sub_blocks: BTreeMap<(u32, Generation), u16>,
+}
+
+impl World {
+    /// Checks each disk, once nothing is under way.
+    pub(super) fn check_pool(&mut self) {
+        for disk in self.disks() {
+            self.submit(
+                disk,
+                GuestRequest {
+                    op: Op::Flush,
+                    flags: Flags::NONE,
+                    sector: 0,
+                    sectors: 0,
+                },
+            );
+        }
+        self.finish();
+        if self.breach.is_some() {
+            return;
+        }
+        for disk in self.disks() {
+            if let Err(what) = self.check_disk(disk) {
+                self.fail(format!("the pool check of {disk:?}: {what}"));
+            }
+        }
+    }
+
+    fn check_disk(&self, disk: Disk) -> Result<(), String> {
+        let report = self.report(seat_of(disk)).ok_or("it has no report")?;
+        let entry = self.catalog.entry(disk).ok_or("it is not in the catalog")?;
+        let mut found = Found::default();
+        let (mut extents, mut grants) = (0, 0);
+        for (index, grant) in owned(entry) {
+            let has_headers = GEOMETRY.has_headers(index);
+            extents += u64::from(GEOMETRY.extents - u32::from(has_headers));
+            grants += 1;
+            if let Some(header) = self.header(disk, entry, index, grant)? {
+                found.add(index, &header, entry.sectors)?;
+            }
+        }
+        check_counts(&report, &found, extents, grants)?;
+        self.check_root(disk, entry, &report, &found)
+    }
+
+    /// The newest header of a grant, if it has one.
+    fn header(
+        &self,
+        disk: Disk,
+        entry: &Entry,
+        index: u32,
+        grant: Grant,
+    ) -> Result<Option<Header>, String> {
+        let place = GEOMETRY.header_of(index);
+        let home = entry.grants.get(place as usize).copied().flatten();
+        let home = home.ok_or(format!("grant {place} with the header of {index} is gone"))?;
+        let headers = (0..2).filter_map(|nth| {
+            let at = GEOMETRY.grant_at(home) + GEOMETRY.header_at(index, nth);
+            Header::decode(&self.block(home, at)).ok()
+        });
+        let headers =
+            headers.filter(|it| it.is_of(index, grant) && it.owner.disk == identity(disk));
+        Ok(headers.max_by_key(|it| it.sequence))
+    }
+
+    /// The generations of a disk are those of its root, and what headers name is of these.
+    fn check_root(
+        &self,
+        disk: Disk,
+        entry: &Entry,
+        report: &PoolReport,
+        found: &Found,
+    ) -> Result<(), String> {
+        let Some(home) = entry.grants.first().copied().flatten() else {
+            return match report.generations.len() {
+                0 | 1 => Ok(()),
+                _ => Err(format!("it has no grant for its root, and {report:?}")),
+            };
+        };
+        let roots = (0..2).filter_map(|nth| {
+            let at = GEOMETRY.grant_at(home) + GEOMETRY.root_at(nth);
+            Root::decode(&self.block(home, at)).ok()
+        });
+        let ours = |it: &Root| it.owner.life == home.life && it.owner.disk == identity(disk);
+        let root = roots.filter(ours).max_by_key(|it| it.sequence);
+        let Some(root) = root else {
+            let first = report.current == Generation::FIRST && report.generations.len() == 1;
+            return match first {
+                true => Ok(()),
+                false => Err(format!("it has no root, and {report:?}")),
+            };
+        };
+        let of_root = root.generations.iter().map(|it| (it.number, it.is_going));
+        let of_report = report
+            .generations
+            .iter()
+            .map(|it| (it.generation, it.is_going));
+        if root.current != report.current || !of_root.eq(of_report) {
+            return Err(format!("{root:?} is not {report:?}"));
+        }
+        let known = |generation: &Generation| {
+            let mut all = root.generations.iter();
+            all.any(|it| it.number == *generation)
+        };
+        match found.extents.keys().find(|generation| !known(generation)) {
+            Some(unknown) => Err(format!(
+                "headers name {unknown:?}, and not the root: {root:?}"
+            )),
+            None => Ok(()),
+        }
+    }
+
+    fn block(&self, grant: Grant, at: u64) -> [u8; BLOCK] {
+        let mut block = [0; BLOCK];
+        self.stores[usize::from(grant.column)].read(at, &mut block);
+        block
+    }
+}
+
+/// The grants that a disk has, by index.
+fn owned(entry: &Entry) -> impl Iterator<Item = (u32, Grant)> + '_ {
+    let grants = (0..).zip(&entry.grants);
+    grants.filter_map(|(index, grant)| grant.map(|grant| (index, grant)))
+}
+
+impl Found {
+    fn add(&mut self, index: u32, header: &Header, sectors: u64) -> Result<(), String> {
+        let extents = (0..).zip(&header.extents).filter(|(_, it)| !it.is_free());
+        let extents = extents.map(|(nth, it)| (Some(nth), it));
+        for (nth, it) in extents.chain(header.marks.iter().map(|it| (None, it))) {
+            if nth == Some(0) && GEOMETRY.has_headers(index) {
+                return Err(format!("data is where grant {index} has headers"));
+            }
+            if u64::from(it.extent) * crate::crash::pool::EXTENT >= sectors {
+                return Err(format!("{it:?} of grant {index} is beyond the end"));
+            }
+            let sub_blocks = self
+                .sub_blocks
+                .entry((it.extent, it.generation))
+                .or_default();
+            if *sub_blocks & it.sub_blocks != 0 {
+                return Err(format!(
+                    "two records have the same as {it:?} of grant {index}"
+                ));
+            }
+            *sub_blocks |= it.sub_blocks;
+            if nth.is_some() {
+                *self.extents.entry(it.generation).or_default() += 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Each extent of a disk's grants is used for one thing, and counted so.
+fn check_counts(
+    report: &PoolReport,
+    found: &Found,
+    extents: u64,
+    grants: u32,
+) -> Result<(), String> {
+    let mapped: u64 = found.extents.values().sum();
+    if report.mapped != mapped {
+        return Err(format!("headers name {mapped} extents: {report:?}"));
+    }
+    let counted = report.mapped + report.zeroed + report.free + report.releasing;
+    if counted != extents || report.grants != grants {
+        return Err(format!(
+            "{grants} grants have {extents} extents: {report:?}"
+        ));
+    }
+    for it in &report.generations {
+        let own = found
+            .extents
+            .get(&it.generation)
+            .copied()
+            .unwrap_or_default();
+        if own != it.extents {
+            return Err(format!("headers name {own} extents of {it:?}"));
+        }
+    }
+    Ok(())
+}
