@@ -540,6 +540,12 @@ impl Tree {
         self.fences.side = 1 - self.fences.side;
     }
 
+    /// Whether a fence is under way.
+    #[inline]
+    pub(crate) fn has_fence(&self) -> bool {
+        self.fences.asked_by.is_some()
+    }
+
     /// The layout whose fence is complete, once.
     #[inline]
     pub(crate) fn take_fenced(&mut self) -> Option<u8> {

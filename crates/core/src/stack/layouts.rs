@@ -501,13 +501,16 @@ impl StackCx<'_> {
             failed |= io.outcome.is_err();
             marks |= io.mark;
         }
+        let has_fence = tree.has_fence();
         if failed {
             self.ask_of_failed(inside, ids);
         }
         if marks != 0 {
             self.reads_badly(inside, ids);
         }
-        self.pass_fence(inside);
+        if has_fence {
+            self.pass_fence(inside);
+        }
     }
 
     /// Asks layouts about the I/Os of these that failed, and leaves the others.
