@@ -238,10 +238,10 @@ impl History {
             let visible = versions.iter().filter(|version| version.hidden > began);
             return Err(visible.map(|version| version.stamp).collect());
         };
-        let others = versions.iter().filter(matching);
+        let mut others = versions.iter().filter(matching);
         let found = Seen {
             stamp: seen.stamp,
-            is_certain: others.fold(true, |all, other| all && other.stamp == seen.stamp),
+            is_certain: others.all(|other| other.stamp == seen.stamp),
         };
         if seen.hidden == NEVER && !seen.fleeting {
             let seen_write = seen.issued;

@@ -555,7 +555,11 @@ impl World {
             if step > ENOUGH {
                 self.fail("what is under way never ends".to_owned());
             }
-            if self.breach.is_some() || !self.step() && !(self.waits() && self.pass_time()) {
+            if self.breach.is_some() {
+                break;
+            }
+            let goes_on = self.step() || self.waits() && self.pass_time();
+            if !goes_on {
                 break;
             }
         }
