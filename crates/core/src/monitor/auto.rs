@@ -43,7 +43,7 @@ use budget::Budget;
 use leaving::Leaving;
 use observed::{Observed, SlowTick};
 use placement::Relocation;
-use trial::{Outcome, Trial};
+use trial::{Cause, Outcome, Trial};
 
 /// The fast tick. Origin: three of them are the reaction time that is wanted, 15 ms.
 const FAST: Span = Span::from_millis(5);
@@ -347,7 +347,10 @@ impl Auto {
                 self.undo(snapshot, &trial, Why::Worse(verdict, ban), out);
                 false
             }
-            Outcome::Void(cause) if trial.stays_without_verdict(cause) => {
+            Outcome::Void(cause)
+                if trial.stays_without_verdict(cause)
+                    || cause == Cause::LessLoad && self.is_needed_yet(snapshot, &trial) =>
+            {
                 self.push(out, Action::Stay, Why::Void(verdict, Span::ZERO));
                 true
             }
@@ -368,6 +371,15 @@ impl Auto {
             });
         }
         self.calm = 0;
+    }
+
+    /// Whether threads that a trial has added are needed although the load has changed: what is left does not fit those before.
+    /// Otherwise a guest that stops during each trial would keep another thread from its neighbours.
+    fn is_needed_yet(&self, snapshot: &Snapshot, trial: &Trial) -> bool {
+        let loads = self.observed.loads(snapshot);
+        let left: Permille = loads.iter().flatten().sum();
+        let before = Permille::try_from(trial.base).unwrap_or(Permille::MAX);
+        trial.direction == Direction::Up && left > PACKED.saturating_mul(before)
     }
 
     /// Reports a thread whose requests wait because it lacks a CPU.

@@ -32,8 +32,7 @@ fn a_trial_of_another_thread_is_taken_back_if_the_load_fell_and_is_not_repeated_
     while activations(&world).is_empty() {
         world.run(5, &mut policy);
     }
-    // The rest is still more than one thread serves in time.
-    set(&mut world, 5, NOTHING);
+    set(&mut world, 8, NOTHING);
     world.run(500, &mut policy);
     let void = times(&world, |action, why| {
         matches!(why, Why::Void(_, hold) if hold.as_nanos() > 0)
@@ -41,6 +40,7 @@ fn a_trial_of_another_thread_is_taken_back_if_the_load_fell_and_is_not_repeated_
     });
     assert_eq!(void.len(), 1, "{:?}", world.log);
     assert_eq!(world.active(), 1);
+    set(&mut world, 8, DEEP);
     world.run(3_000, &mut policy);
     let again = activations(&world);
     assert_eq!(world.active(), 2);
@@ -160,4 +160,28 @@ fn a_guest_whose_requests_wait_now_and_then_does_not_make_the_monitor_look_at_di
     }
     // Five seconds: ten slow ticks in each, one more for each of them, and the first ones.
     assert!((40..=110).contains(&looks), "{looks}");
+}
+
+/// Steady guests need another thread. One with half of the load stops whenever that is tried, and goes on once it is taken back.
+#[test]
+fn a_guest_that_stops_during_trials_does_not_keep_a_thread_from_its_neighbours() {
+    let mut policy = Auto::new(limits(2));
+    let mut world = host(4, 8, DEEP);
+    let (mut was, mut relieved) = (1, 0);
+    while world.now < 100e6 {
+        world.run(5, &mut policy);
+        let active = world.active();
+        if active != was {
+            set(&mut world, 4, if active > was { NOTHING } else { DEEP });
+        }
+        relieved += u32::from(active == 2);
+        was = active;
+    }
+    assert!(relieved * 5 >= 90_000, "{relieved}");
+    let was_tried = |why: &Why| matches!(why, Why::Void(..));
+    assert!(
+        !times(&world, |_, why| was_tried(why)).is_empty(),
+        "{:?}",
+        world.log
+    );
 }
