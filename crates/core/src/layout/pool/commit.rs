@@ -274,11 +274,13 @@ impl Pool {
 
     /// Marks go whose sub-blocks are durable at a place of the same generation.
     fn drop_late_marks(&mut self) {
-        for (mark, commit) in core::mem::take(&mut self.late_marks) {
+        let mut late = core::mem::take(&mut self.late_marks);
+        while let Some((mark, commit)) = late.pop() {
             if !self.space.is_committed(commit) {
                 self.late_marks.push((mark, commit));
-            } else if self.table.at(mark).extent != NONE && self.table.at(mark).seen == 0 {
+            } else if self.table.at(mark).seen == 0 {
                 // The same mark may be there twice.
+                late.retain(|(other, _)| *other != mark);
                 self.drop_mark(mark);
             }
         }
