@@ -12,7 +12,7 @@
 //! - one trial at a time; congestion is relieved by moves meanwhile
 //! - a thread that it has not locked itself is never unlocked
 //! - while a thread lacks a CPU, nothing is done about its delays, and no disk moves to it to relieve or to even
-//! - changes are bounded, whatever guests do ([`budget`])
+//! - changes are bounded, whatever guests do (`budget.rs`)
 //! - a disk that moved in the last 500 ms moves only back, to a thread that was just activated, or from one that is emptied
 //!
 //! # Picture
