@@ -219,8 +219,8 @@ impl Engine {
                 .push(IoThread::start(Arc::clone(&peers), index, config, page)?);
         }
         let cpus = match settings.cpus.len() {
-            0 => os::usable_cpus().len(),
-            pinned => pinned,
+            0 => (os::usable_cpus().len(), false),
+            some => (some, true),
         };
         let monitored = Monitored::new(
             engine.statistics.clone(),

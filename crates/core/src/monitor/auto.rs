@@ -205,7 +205,8 @@ impl Auto {
             };
             return self.report(worst, why, out);
         }
-        let loads = self.observed.loads_with_cpu(snapshot);
+        let mut loads = self.observed.loads_with_cpu(snapshot);
+        loads[at] = Some(busy);
         let shares: Vec<Permille> = loads.iter().map(|load| load.unwrap_or(0)).collect();
         let now = self.now;
         let parts = placement::parts(snapshot.disks.iter(), &shares, |disk| settled(disk, now));

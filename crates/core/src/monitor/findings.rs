@@ -5,8 +5,8 @@
 //!
 //! # Always true
 //! - of each thread there is at most one finding in [`CHANGED`], and one of the same kind in [`SAME`]
-//! - an action that fails again for [`SAME`] is one event
-//! - each decision that is no event is counted in the next event of its thread or action
+//! - an action that fails again for [`SAME`] is one event, unless 64 others have failed since
+//! - each decision that is no event is counted in the next event of its thread or action, as long as that is remembered
 //! - changes, and the ends of trials, are always events; the policy bounds their number
 
 use super::ThreadNumber;

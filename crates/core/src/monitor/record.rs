@@ -8,7 +8,8 @@
 //! disk 3 thread=0 busy=2000000 arrivals=300 ... queues=1 class=normal moved=1000000
 //! ```
 //!
-//! A snapshot begins with `snapshot` and ends where the next one begins. `guests_run`, `guests_delay` and `moved` are left
+//! A snapshot begins with `snapshot` and ends where the next one begins. `pinned=1` follows `steal` where each thread runs on one
+//! CPU only. `guests_run`, `guests_delay` and `moved` are left
 //! out where nothing is known, `disks` in a snapshot without them. Empty lines and lines with `#` are skipped.
 //!
 //! # Always true
@@ -52,6 +53,9 @@ impl fmt::Display for Snapshot {
         write!(f, " cpus={} dense={dense}", host.cpus)?;
         let (idle, steal) = (host.idle.as_nanos(), host.steal.as_nanos());
         write!(f, " idle={idle} steal={steal}")?;
+        if host.pinned {
+            write!(f, " pinned=1")?;
+        }
         if let Some(run) = host.guests_run {
             write!(f, " guests_run={}", run.as_nanos())?;
         }
@@ -161,6 +165,7 @@ fn snapshot(line: &mut Line<'_>) -> Result<Snapshot, Unreadable> {
             dense: line.value::<u8>("dense")? != 0,
             idle: line.span("idle")?,
             steal: line.span("steal")?,
+            pinned: line.maybe("pinned")?.is_some_and(|pinned| pinned != 0),
             guests_run: line.maybe("guests_run")?.map(Span::from_nanos),
             guests_delay: line.maybe("guests_delay")?.map(Span::from_nanos),
         },
@@ -317,6 +322,7 @@ mod tests {
                 dense: true,
                 idle: Span::from_millis(9),
                 steal: Span::from_nanos(1),
+                pinned: true,
                 guests_run: Some(Span::from_millis(7)),
                 guests_delay: None,
             },

@@ -46,6 +46,8 @@ pub struct Snapshot {
 pub struct HostLoad {
     /// CPUs that I/O threads may use. Always known.
     pub cpus: u16,
+    /// Whether each I/O thread runs on one of these only. Always known.
+    pub pinned: bool,
     /// Whether dense mode is on: the host gives up latency for CPU time. Always known.
     pub dense: bool,
     /// Idle time of the host's CPUs, added up.

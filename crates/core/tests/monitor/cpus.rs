@@ -42,6 +42,17 @@ fn idle(stolen: u64) -> ThreadLoad {
 
 /// Lets `auto` see these threads for so many ticks. Four equal disks are on thread 0.
 fn watch(policy: &mut Auto, from: u64, ticks: u64, threads: &[ThreadLoad]) -> Vec<Decision> {
+    watch_on(HostLoad::default(), policy, from, ticks, threads)
+}
+
+/// The same on this host of four CPUs.
+fn watch_on(
+    host: HostLoad,
+    policy: &mut Auto,
+    from: u64,
+    ticks: u64,
+    threads: &[ThreadLoad],
+) -> Vec<Decision> {
     let mut out = Vec::new();
     for tick in from + 1..=from + ticks {
         let disk = |disk| DiskLoad {
@@ -56,10 +67,7 @@ fn watch(policy: &mut Auto, from: u64, ticks: u64, threads: &[ThreadLoad]) -> Ve
         let snapshot = Snapshot {
             now: Time::ZERO + Span::from_nanos(TICK.as_nanos() * tick),
             span: TICK,
-            host: HostLoad {
-                cpus: 4,
-                ..HostLoad::default()
-            },
+            host: HostLoad { cpus: 4, ..host },
             threads: threads.to_vec(),
             disks_span: Some(TICK),
             disks: (0..4).map(disk).collect(),
@@ -99,6 +107,29 @@ fn the_same_delays_of_a_thread_that_has_a_cpu_are_relieved_at_once() {
             "{decisions:?}"
         );
     }
+}
+
+#[test]
+fn disks_leave_a_thread_whose_cpu_others_use_if_other_threads_have_cpus_of_their_own() {
+    let pinned = HostLoad {
+        pinned: true,
+        ..HostLoad::default()
+    };
+    let first = |threads: &[ThreadLoad]| {
+        let decisions = watch_on(pinned, &mut auto(), 0, 5, threads);
+        let mut actions = decisions.iter().map(|decision| decision.action);
+        actions.find(|action| !matches!(action, Action::Stay))
+    };
+    let with_room = first(&[late(45), idle(0), ThreadLoad::default()]);
+    assert!(
+        matches!(with_room, Some(Action::Move { to: 1, .. })),
+        "{with_room:?}"
+    );
+    let parked = first(&[late(45), idle(45), ThreadLoad::default()]);
+    assert!(
+        matches!(parked, Some(Action::Activate { thread: 2 })),
+        "{parked:?}"
+    );
 }
 
 #[test]

@@ -40,6 +40,8 @@ pub(super) struct Monitored {
     signals: Arc<Signals>,
     /// CPUs that I/O threads may use.
     cpus: u16,
+    /// Whether each I/O thread runs on one of these only.
+    pinned: bool,
     host: Option<HostCpus>,
     guests: Guests,
     /// What was counted at the last snapshot, and at the last one with disks.
@@ -81,7 +83,7 @@ impl Monitored {
         placement: Arc<Placement>,
         known: Known,
         signals: Arc<Signals>,
-        cpus: usize,
+        (cpus, pinned): (usize, bool),
     ) -> Monitored {
         let host = HostCpus::open();
         if let Err(error) = &host {
@@ -97,6 +99,7 @@ impl Monitored {
             known,
             signals,
             cpus: u16::try_from(cpus).unwrap_or(u16::MAX),
+            pinned,
             host: host.ok(),
             guests: Guests::default(),
             at: now,
@@ -267,6 +270,7 @@ impl Subject for Monitored {
         snapshot.span = self.at.since(since);
         snapshot.host = HostLoad {
             cpus: self.cpus,
+            pinned: self.pinned,
             dense: self.signals.is_dense(),
             ..HostLoad::default()
         };

@@ -6,7 +6,7 @@
 //! # Always true
 //! - bans and holds end by themselves; each further one of the same change is twice as long
 //! - a change of the load lifts a ban, not a hold: what did not help under another load may be tried
-//! - a verdict ends the row of holds
+//! - a verdict ends the row of holds, and so does a time without any
 
 use crate::units::{Span, Time};
 use alloc::collections::BTreeMap;
@@ -22,6 +22,9 @@ const FORGIVEN: u64 = 30;
 const FIRST_HOLD: Span = Span::from_secs(1);
 /// The longest hold, by doubling: 64 s.
 const HOLD_DOUBLINGS: u32 = 6;
+/// A row of holds ends when nothing was held for so many times the last one. Origin: chosen; what swings more slowly costs a tenth
+/// of the time at most.
+const HOLD_FORGOTTEN: u64 = 10;
 
 /// A direction of change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -64,6 +67,7 @@ struct Ban {
 #[derive(Clone, Copy, Debug)]
 struct Hold {
     until: Time,
+    span: Span,
     /// How often there was no verdict since the last one.
     times: u32,
 }
@@ -102,11 +106,13 @@ impl Bans {
     /// Holds a change without a verdict back; returns for how long.
     pub(super) fn hold(&mut self, now: Time, threads: usize, direction: Direction) -> Span {
         let old = self.holds.get(&(threads, direction));
-        let times = old.map_or(0, |old| old.times + 1);
+        let recent = old
+            .filter(|old| now.since(old.until).as_nanos() <= old.span.as_nanos() * HOLD_FORGOTTEN);
+        let times = recent.map_or(0, |old| old.times + 1);
         let span = Span::from_nanos(FIRST_HOLD.as_nanos() << times.min(HOLD_DOUBLINGS));
         let until = now + span;
         self.holds
-            .insert((threads, direction), Hold { until, times });
+            .insert((threads, direction), Hold { until, span, times });
         span
     }
 
@@ -187,6 +193,14 @@ mod tests {
         let other = Offered { rate: 1500, ..LOAD };
         let mut left = |load| bans.left(Time::ZERO, 1, Direction::Up, load);
         assert_eq!([left(LOAD), left(other)], [Span::from_secs(64); 2]);
+        let (short, long) = (
+            Time::from_nanos(704_000_000_000),
+            Time::from_nanos(705_000_000_000),
+        );
+        let mut later = bans.clone();
+        assert_eq!(later.hold(short, 1, Direction::Up), Span::from_secs(64));
+        let mut later = bans.clone();
+        assert_eq!(later.hold(long, 1, Direction::Up), FIRST_HOLD, "a row ends");
         bans.judged(1, Direction::Up);
         assert_eq!(bans.left(Time::ZERO, 1, Direction::Up, LOAD), Span::ZERO);
         let again = bans.hold(Time::ZERO, 1, Direction::Up);

@@ -110,6 +110,8 @@ pub(super) struct Observed {
     pub(super) target: Span,
     threads: Vec<Recent>,
     robbed: Vec<Robbed>,
+    /// Whether each thread runs on one CPU only.
+    pinned: bool,
     history: History,
     slow: SlowTick,
     slow_at: Time,
@@ -135,6 +137,7 @@ impl Observed {
             true => TARGET_DENSE,
             false => TARGET,
         };
+        self.pinned = snapshot.host.pinned;
         self.history.add(snapshot);
         if snapshot.disks_span.is_some() {
             self.detailed_at = snapshot.now;
@@ -180,6 +183,11 @@ impl Observed {
         self.robbed.get(thread).is_some_and(|robbed| robbed.lacks)
     }
 
+    /// Whether other threads can serve a thread's disks sooner: it has a CPU, or they have CPUs of their own.
+    fn is_helped_by_moves(&self, thread: usize) -> bool {
+        self.pinned || !self.lacks_cpu(thread)
+    }
+
     /// The busy shares of active threads that have a CPU when they need one.
     pub(super) fn loads_with_cpu(&self, snapshot: &Snapshot) -> Loads {
         let mut loads = self.loads(snapshot);
@@ -220,7 +228,7 @@ impl Observed {
     fn is_congested(&self, thread: usize) -> bool {
         let recent = self.threads.get(thread);
         recent.is_some_and(|recent| recent.is_bad() && self.busy(thread) >= BUSY)
-            && !self.lacks_cpu(thread)
+            && self.is_helped_by_moves(thread)
     }
 
     /// The congested thread whose requests wait longest. Those that could not be relieved are looked at again in each slow
@@ -306,7 +314,7 @@ impl Observed {
         threads.any(|(at, recent)| {
             let is_full = recent.busy_share() >= FULL;
             let is_suspect = recent.bad & 1 == 1 || (is_stale && is_full);
-            is_suspect && !recent.reported && !self.lacks_cpu(at)
+            is_suspect && !recent.reported && self.is_helped_by_moves(at)
         })
     }
 

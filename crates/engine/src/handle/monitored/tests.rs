@@ -64,7 +64,7 @@ impl BusyHost {
             Arc::clone(&self.placement),
             Known::default(),
             Arc::default(),
-            64,
+            (64, false),
         )
     }
 
