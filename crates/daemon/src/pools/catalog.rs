@@ -492,7 +492,9 @@ fn no_grant(why: &NoGrant) -> Problem {
 }
 
 fn damaged(why: &str) -> Problem {
-    Problem::new(ProblemCode::Corrupt, "the pool's catalog cannot be used").because(why)
+    Problem::new(ProblemCode::Corrupt, "the pool's catalog cannot be used")
+        .because(why)
+        .remedy("see `tidegate pool check`")
 }
 
 /// The problem of a database's error.
@@ -502,5 +504,7 @@ fn failed(error: &redb::Error) -> Problem {
         redb::Error::Io(e) if e.kind() == std::io::ErrorKind::StorageFull => ProblemCode::Full,
         _ => ProblemCode::Datastore,
     };
-    Problem::new(code, "cannot read or change the pool's catalog").because_of(error)
+    Problem::new(code, "cannot read or change the pool's catalog")
+        .because_of(error)
+        .remedy("see the kernel's log for errors of the members, and `tidegate pool check`")
 }

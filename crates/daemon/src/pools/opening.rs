@@ -164,7 +164,8 @@ pub(super) fn take(
                     Err(Problem::new(
                         ProblemCode::Internal,
                         "a thread that takes a lease has failed",
-                    ))
+                    )
+                    .remedy("try again; the daemon's log says why it failed"))
                 })?),
             });
         }
