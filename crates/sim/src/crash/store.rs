@@ -14,6 +14,7 @@ use super::SECTOR;
 use super::choice::Choose;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use tidegate_core::request::{Extent, ExtentKind, Flags, Op};
 
 /// One place that I/O is done on.
 #[derive(Clone)]
@@ -51,6 +52,22 @@ pub struct InFlight {
     pub offset: u64,
     /// What is written.
     pub bytes: Vec<u8>,
+}
+
+/// An I/O that a store carries out.
+pub struct StoreIo {
+    /// The operation.
+    pub op: Op,
+    /// Its flags.
+    pub flags: Flags,
+    /// In bytes.
+    pub offset: u64,
+    /// In bytes.
+    pub len: u64,
+    /// For a flush: what it covers.
+    pub mark: u64,
+    /// Which of the stores it is.
+    pub store: usize,
 }
 
 impl Store {
@@ -126,6 +143,34 @@ impl Store {
                 other.current.sector(sector).unwrap_or(&[0; SECTOR]) == own || may_differ(sector)
             })
         })
+    }
+
+    /// Carries out an I/O of a layout. `bytes` are those that it reads or writes.
+    pub fn carry_out(&mut self, io: &StoreIo, bytes: &mut [u8]) {
+        let len = usize::try_from(io.len).expect("a small disk");
+        let fua = io.flags.has(Flags::FUA);
+        match io.op {
+            Op::Read => self.read(io.offset, bytes),
+            Op::Write => self.write(io.offset, bytes, fua),
+            Op::WriteZeroes => self.write(io.offset, &vec![0; len], fua),
+            // Each store discards other sectors.
+            Op::Discard => {
+                for offset in (io.offset..io.offset + io.len).step_by(SECTOR) {
+                    if (offset / SECTOR as u64 + io.store as u64).is_multiple_of(2) {
+                        self.write(offset, &[0; SECTOR], fua);
+                    }
+                }
+            }
+            Op::Flush => self.flush(io.mark),
+            Op::Extents => {
+                let extent = Extent {
+                    len: io.len,
+                    kind: ExtentKind::Data,
+                };
+                bytes.copy_from_slice(&extent.encode());
+            }
+            Op::Prefetch => {}
+        }
     }
 
     /// How many writes have completed: what a flush that begins now covers.

@@ -7,7 +7,7 @@ use super::SECTOR;
 use super::choice::Choose;
 use super::history::History;
 use super::shape::Use;
-use super::store::{Defects, InFlight, Store};
+use super::store::{Defects, InFlight, Store, StoreIo};
 use moves::Move;
 use replacing::Replacing;
 use std::collections::{BTreeMap, VecDeque};
@@ -17,7 +17,7 @@ use tidegate_core::filter::{FilterKey, FilterSpec};
 use tidegate_core::layout::cache::PAGE;
 use tidegate_core::layout::mirror::state::REGION;
 use tidegate_core::layout::{LayoutNotice, LayoutOrder, MemberState, Refusal, SLOT, Target};
-use tidegate_core::request::{Data, DiskId, Extent, ExtentKind, Fault, Flags, IoId, Op, Outcome};
+use tidegate_core::request::{Data, DiskId, Extent, Fault, Flags, IoId, Op, Outcome};
 use tidegate_core::shard::{Event, Shard};
 use tidegate_core::stack::{Place, Stack};
 use tidegate_core::units::{Span, Time};
@@ -644,7 +644,6 @@ impl World {
             Some(retired) => &mut self.retired[retired],
             None => &mut self.stores[started.target],
         };
-        let fua = started.flags.has(Flags::FUA);
         let len = usize::try_from(started.len).expect("a small disk");
         let bytes = match &mut started.bytes {
             Bytes::Block(block) if started.op == Op::Read => {
@@ -657,29 +656,15 @@ impl World {
                 _ => &mut [],
             },
         };
-        match started.op {
-            Op::Read => store.read(started.offset, bytes),
-            Op::Write => store.write(started.offset, bytes, fua),
-            Op::WriteZeroes => store.write(started.offset, &vec![0; len], fua),
-            // Each store discards other sectors.
-            Op::Discard => {
-                let ends = started.offset + started.len;
-                for offset in (started.offset..ends).step_by(SECTOR) {
-                    if (offset / SECTOR as u64 + started.target as u64).is_multiple_of(2) {
-                        store.write(offset, &[0; SECTOR], fua);
-                    }
-                }
-            }
-            Op::Flush => store.flush(started.mark),
-            Op::Extents => {
-                let extent = Extent {
-                    len: started.len,
-                    kind: ExtentKind::Data,
-                };
-                bytes.copy_from_slice(&extent.encode());
-            }
-            Op::Prefetch => {}
-        }
+        let io = StoreIo {
+            op: started.op,
+            flags: started.flags,
+            offset: started.offset,
+            len: started.len,
+            mark: started.mark,
+            store: started.target,
+        };
+        store.carry_out(&io, bytes);
     }
 
     /// Puts other filters on the disk, if that is not under way already.

@@ -7,7 +7,7 @@ use super::catalog::Catalog;
 use super::oracle::{Disk, Oracle, Snapshot};
 use super::{COLUMNS_MAX, EXTENT, GEOMETRY, Setup};
 use crate::crash::choice::Choose;
-use crate::crash::store::{InFlight, Store};
+use crate::crash::store::{InFlight, Store, StoreIo};
 use crate::crash::world::{Failing, GuestRequest};
 use crate::crash::{SECTOR, fill};
 use daemon::{Deed, Ordered};
@@ -16,7 +16,7 @@ use tidegate_core::block::BLOCK;
 use tidegate_core::effect::Effect;
 use tidegate_core::layout::pool::{Generation, PoolReport};
 use tidegate_core::layout::{Refusal, SLOT, Target, Tree};
-use tidegate_core::request::{Data, DiskId, Extent, ExtentKind, Fault, Flags, IoId, Op, Outcome};
+use tidegate_core::request::{Data, DiskId, Extent, Fault, Flags, IoId, Op, Outcome};
 use tidegate_core::shard::{Event, Shard};
 use tidegate_core::stack::Stack;
 use tidegate_core::units::{Span, Time};
@@ -480,7 +480,6 @@ impl World {
 
     fn apply(&mut self, started: &mut Started) {
         let store = &mut self.stores[started.target];
-        let fua = started.flags.has(Flags::FUA);
         let len = usize::try_from(started.len).expect("a small disk");
         let bytes = match &mut started.bytes {
             Bytes::Block(block) if started.op == Op::Read => {
@@ -493,29 +492,15 @@ impl World {
                 _ => &mut [],
             },
         };
-        match started.op {
-            Op::Read => store.read(started.offset, bytes),
-            Op::Write => store.write(started.offset, bytes, fua),
-            Op::WriteZeroes => store.write(started.offset, &vec![0; len], fua),
-            // Each store discards other sectors.
-            Op::Discard => {
-                let ends = started.offset + started.len;
-                for offset in (started.offset..ends).step_by(SECTOR) {
-                    if (offset / SECTOR as u64 + started.target as u64).is_multiple_of(2) {
-                        store.write(offset, &[0; SECTOR], fua);
-                    }
-                }
-            }
-            Op::Flush => store.flush(started.mark),
-            Op::Extents => {
-                let extent = Extent {
-                    len: started.len,
-                    kind: ExtentKind::Data,
-                };
-                bytes.copy_from_slice(&extent.encode());
-            }
-            Op::Prefetch => {}
-        }
+        let io = StoreIo {
+            op: started.op,
+            flags: started.flags,
+            offset: started.offset,
+            len: started.len,
+            mark: started.mark,
+            store: started.target,
+        };
+        store.carry_out(&io, bytes);
     }
 
     /// The host crashes and starts again: the stores keep what is durable, and of the rest what the choices say.
