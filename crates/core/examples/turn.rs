@@ -141,6 +141,7 @@ fn of_pool() -> Stack {
         life: 1,
     };
     let setup = PoolSetup {
+        members: Vec::new(),
         pool: [9; 16],
         disk: [7; 16],
         size: SIZE,

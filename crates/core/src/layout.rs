@@ -179,6 +179,21 @@ pub enum CacheChange {
     Keep,
 }
 
+/// A block of the layout above, to be read or written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockIo {
+    /// That layout, by its place in the tree.
+    pub node: u8,
+    /// What it calls the I/O.
+    pub tag: u64,
+    /// Offset in the layout that gets it, in bytes.
+    pub offset: u64,
+    /// Which of the copies is read, if it has several.
+    pub copy: u8,
+    /// What is written. None: it is read.
+    pub block: Option<Box<[u8; BLOCK]>>,
+}
+
 /// A block of a layout's own that was read (`Some`) or written (`None`).
 pub type BlockOutcome = Result<Option<Box<[u8; BLOCK]>>, Fault>;
 
@@ -221,6 +236,11 @@ pub trait Layout: Send {
 
     /// An I/O has come to this layout.
     fn map(&mut self, cx: &mut LayoutCx<'_>, io: &LayoutIo) -> Map;
+
+    /// A block of the layout above it has come. [`LayoutCx::block_ended`] follows, once.
+    fn block(&mut self, cx: &mut LayoutCx<'_>, io: BlockIo) {
+        cx.block_ended(io.node, io.tag, Err(Fault::Unsupported));
+    }
 
     /// An I/O that was mapped to one target has failed there. `io.offset` is where it was on the target; `tries` is how
     /// often it has failed.
@@ -380,6 +400,12 @@ pub(crate) enum LayoutCommand {
         tag: u64,
         target: Target,
         offset: u64,
+        copy: u8,
+    },
+    BlockEnded {
+        node: u8,
+        tag: u64,
+        outcome: BlockOutcome,
     },
     WriteBlock {
         tag: u64,
@@ -483,11 +509,22 @@ impl LayoutCx<'_> {
 
     /// Reads a block of the layout's own; [`Layout::block_done`] gets it. `offset` is on the target, before the data.
     pub fn read_block(&mut self, tag: u64, target: Target, offset: u64) {
+        self.read_copy(tag, target, offset, 0);
+    }
+
+    /// The same of one copy of a target that has several. The block is `None` if that copy does not count.
+    pub fn read_copy(&mut self, tag: u64, target: Target, offset: u64, copy: u8) {
         self.push(LayoutCommand::ReadBlock {
             tag,
             target,
             offset,
+            copy,
         });
+    }
+
+    /// Ends a block of the layout above ([`Layout::block`]).
+    pub fn block_ended(&mut self, node: u8, tag: u64, outcome: BlockOutcome) {
+        self.push(LayoutCommand::BlockEnded { node, tag, outcome });
     }
 
     /// Writes a block of the layout's own, durably.

@@ -25,8 +25,8 @@ pub const SUB_BLOCK: u64 = 64 << 10;
 pub const EXTENT: u64 = SUB_BLOCK * SUB_BLOCKS as u64;
 /// Extents of a grant. Origin: the format, version 1.
 pub const EXTENTS: u32 = 64;
-/// Grants whose headers lie in one extent, beside the roots. Origin: the format, version 1.
-pub const HEADERS: u32 = 127;
+/// Grants whose headers lie in one extent, beside the roots and the write-intent record. Origin: the format, version 1.
+pub const HEADERS: u32 = 126;
 /// Bytes of a grant.
 pub const GRANT: u64 = EXTENT * EXTENTS as u64;
 

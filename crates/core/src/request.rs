@@ -105,6 +105,9 @@ impl Flags {
     pub const MAY_UNMAP: Flags = Flags(2);
     /// Fail with [`Fault::Unsupported`] rather than write zeroes slowly (NBD's FAST_ZERO).
     pub const FAST_ONLY: Flags = Flags(4);
+    /// Of a layout to a column of its pool: a read makes the members equal there, and a flush ends what was made equal. No
+    /// datastore gets it.
+    pub(crate) const RESYNC: Flags = Flags(8);
 
     /// Whether every flag of `other` is set.
     pub const fn has(self, other: Flags) -> bool {

@@ -489,7 +489,9 @@ impl Layout for Mirror {
             | LayoutOrder::RollBack(_)
             | LayoutOrder::DeleteGeneration(_)
             | LayoutOrder::Hold
-            | LayoutOrder::Go => Err(OrderRefusal::NotPooled),
+            | LayoutOrder::Go
+            | LayoutOrder::Standing { .. }
+            | LayoutOrder::Unrecorded(_) => Err(OrderRefusal::NotPooled),
             LayoutOrder::Rate(rate) => {
                 self.rate = rate;
                 self.advance_copies(cx);

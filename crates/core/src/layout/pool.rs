@@ -34,40 +34,47 @@ use super::{
     BlockOutcome, Layout, LayoutCx, LayoutIo, LayoutOrder, Map, MemberReport, MemberState,
     OrderRefusal, Ordered, Target,
 };
-use crate::request::{Fault, Flags, IoId, Op, Outcome};
+use crate::request::{Data, Fault, Flags, IoId, Op, Outcome};
 use crate::units::Time;
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 pub use blocks::{Branch, Entry, GENERATIONS_MAX, Header, MARKS_MAX, Owner, Root};
+pub(crate) use column::Column;
 use commit::{Commit, Waiter};
 use core::ops::Range;
 use deletion::Deletion;
 use forest::{Forest, NO_GENERATION};
 use gate::Gate;
 use index::NONE;
+pub use intent::Intent;
+use intent::IntentState;
 use open::Opening;
 use ops::{Wait, Waiting, Writing};
 use records::Table;
+use resync::Rebuilds;
 use root::RootState;
 pub use setup::{
-    Ancestor, EXTENTS_MAX, GRANTS_MAX, Generation, GenerationReport, Geometry, Grant, PoolReport,
-    PoolSetup, SUB_BLOCKS,
+    Ancestor, EXTENTS_MAX, GRANTS_MAX, Generation, GenerationReport, Geometry, Grant, MEMBERS_MAX,
+    PoolReport, PoolSetup, SUB_BLOCKS, Standing,
 };
 use space::SpaceState;
 use write::{CopyOf, own_fault};
 
 mod blocks;
 mod changed;
+mod column;
 mod commit;
 mod deletion;
 mod forest;
 mod gate;
 mod index;
+mod intent;
 mod open;
 mod ops;
 mod read;
 mod records;
+mod resync;
 mod root;
 mod setup;
 mod space;
@@ -110,6 +117,8 @@ pub struct Pool {
     root: RootState,
     gate: Gate,
     deletion: Option<Deletion>,
+    intent: IntentState,
+    rebuilds: Rebuilds,
     /// When something is tried again.
     retry_at: Option<Time>,
     /// When work goes on that was interrupted for others.
@@ -138,7 +147,17 @@ const HEADER: u64 = 5 << 60;
 const ROOT: u64 = 6 << 60;
 const OPEN_ROOT: u64 = 7 << 60;
 const OPEN_HEADER: u64 = 8 << 60;
+const EQUAL: u64 = 9 << 60;
+const INTENT: u64 = 10 << 60;
+const OPEN_INTENT: u64 = 11 << 60;
+const OPEN_REPAIR: u64 = 12 << 60;
+const REBUILD: u64 = 13 << 60;
 const KIND: u64 = 15 << 60;
+
+fn column_of(tag: u64) -> Target {
+    let [column, ..] = tag.to_le_bytes();
+    Target(column)
+}
 
 fn number(tag: u64) -> u32 {
     let [a, b, c, d, ..] = tag.to_le_bytes();
@@ -198,6 +217,8 @@ impl Pool {
             root: RootState::default(),
             gate: Gate::Open,
             deletion: None,
+            intent: IntentState::new(setup.members.iter().any(|members| members.len() > 1)),
+            rebuilds: Rebuilds::default(),
             retry_at: None,
             step_at: None,
             paused: false,
@@ -291,7 +312,26 @@ impl Pool {
         self.go_through_gate(cx);
         self.delete_on(cx);
         self.plan_release(cx);
+        self.write_intents(cx);
+        self.cool_on(cx);
+        self.rebuild_on(cx);
         self.begin_commit(cx);
+    }
+
+    /// A buffer of the arena. Mirrored columns below need some of their own.
+    fn claim_buffer(&self, cx: &mut LayoutCx<'_>) -> Option<Data> {
+        match self.setup.members.is_empty() {
+            true => cx.claim(),
+            false => cx.claim_above(),
+        }
+    }
+
+    /// Returns such a buffer.
+    fn release_buffer(&self, cx: &mut LayoutCx<'_>, slot: Data) {
+        match self.setup.members.is_empty() {
+            true => cx.release(slot),
+            false => cx.release_above(slot),
+        }
     }
 }
 
@@ -311,8 +351,8 @@ impl Layout for Pool {
                 Map::Done(Err(Fault::ReadOnly))
             }
             Op::Write => match self.in_place(io) {
-                Some(map) => map,
-                None => self.take_op(cx, io),
+                Some(map) if self.heat_at(io.offset) => map,
+                _ => self.take_op(cx, io),
             },
             Op::WriteZeroes | Op::Discard => self.take_op(cx, io),
             Op::Flush if self.view.is_some() => Map::Done(Ok(())),
@@ -350,6 +390,8 @@ impl Layout for Pool {
             PIECE => self.piece_done(cx, tag, outcome),
             COPY => self.copy_done(cx, tag, outcome),
             ZERO => self.zeroed(cx, number(tag), outcome),
+            EQUAL => self.equal_done(cx, outcome),
+            REBUILD => self.rebuild_done(cx, column_of(tag), outcome),
             _ => self.flushed(cx, outcome),
         }
     }
@@ -358,6 +400,9 @@ impl Layout for Pool {
         match tag & KIND {
             HEADER => self.header_written(cx, number(tag), outcome.map(|_| ())),
             ROOT => self.root_written(cx, outcome.map(|_| ())),
+            INTENT => self.intent_written(cx, number(tag), outcome.map(|_| ())),
+            OPEN_REPAIR => self.repaired(cx, outcome.map(|_| ())),
+            OPEN_INTENT => self.intent_read(cx, tag, outcome),
             OPEN_ROOT => self.root_read(cx, tag, outcome),
             _ => self.header_read(cx, tag, outcome),
         }
@@ -374,7 +419,13 @@ impl Layout for Pool {
     }
 
     fn deadline(&self) -> Option<Time> {
-        let timed = [self.retry_at, self.step_at, self.space.commit_at];
+        let timed = [
+            self.retry_at,
+            self.step_at,
+            self.space.commit_at,
+            self.intent.cool_at,
+            self.rebuilds.deadline(),
+        ];
         timed.into_iter().flatten().min()
     }
 
@@ -391,6 +442,10 @@ impl Layout for Pool {
         if commits && !self.paused {
             self.waiters.push(Waiter::Nobody);
         }
+        if self.intent.cool_at.take_if(|at| *at <= now).is_some() {
+            self.cool(cx);
+        }
+        self.rebuilds_due(now);
         self.go_on(cx);
     }
 
@@ -399,6 +454,11 @@ impl Layout for Pool {
         cx: &mut LayoutCx<'_>,
         order: LayoutOrder,
     ) -> Result<Ordered, OrderRefusal> {
+        if let LayoutOrder::Standing { member, .. } = order {
+            self.begin_rebuild(member);
+            self.go_on(cx);
+            return Ok(Ordered::Now);
+        }
         if !self.is_open() {
             return Err(OrderRefusal::NotOpen);
         }
@@ -416,6 +476,10 @@ impl Layout for Pool {
             LayoutOrder::DeleteGeneration(gone) => self.order_deletion(cx, gone),
             LayoutOrder::Hold => self.order_hold(cx),
             LayoutOrder::Go => self.order_go(cx),
+            LayoutOrder::Rate(rate) => {
+                self.set_rate(cx, rate);
+                Ok(Ordered::Now)
+            }
             _ => Err(OrderRefusal::NotRedundant),
         }
     }
@@ -472,6 +536,7 @@ impl Layout for Pool {
             generations: generations.collect(),
             copies: self.copies,
             headers_written: self.headers_written,
+            hot: self.hot_extents(),
             waiting: u32::try_from(self.waiting.of(Wait::Space)).unwrap_or(u32::MAX),
         })
     }
@@ -517,6 +582,7 @@ impl Layout for Pool {
 
     fn close(&mut self, cx: &mut LayoutCx<'_>) {
         self.paused = true;
+        self.cool_all();
         self.commit_rest(cx);
     }
 }

@@ -4,7 +4,7 @@
 
 use super::cache::policy::Choice;
 use super::cache::{Admission, CacheMode};
-use super::pool::{Generation, Grant, PoolReport};
+use super::pool::{Generation, Grant, PoolReport, Standing};
 use super::{LayoutSpec, OnLoss, Target};
 use crate::request::Fault;
 use crate::units::{Span, Time};
@@ -196,6 +196,16 @@ pub enum LayoutOrder {
     Hold,
     /// Writes go on after [`LayoutOrder::Hold`].
     Go,
+    /// The pool's catalog says this of a member of a column, durably. [`Standing::Syncing`] makes the disk copy what the
+    /// member lacks of it; [`LayoutNotice::Rebuilt`] follows.
+    Standing {
+        /// The member.
+        member: Target,
+        /// What it says.
+        standing: Standing,
+    },
+    /// The catalog could not record that a member is behind: what waits for that fails.
+    Unrecorded(Target),
 }
 
 impl LayoutOrder {
@@ -210,6 +220,14 @@ impl LayoutOrder {
                 | LayoutOrder::DeleteGeneration(_)
                 | LayoutOrder::Hold
                 | LayoutOrder::Go
+        )
+    }
+
+    /// Whether it is about a member of a pool's column.
+    pub fn is_of_column(&self) -> bool {
+        matches!(
+            self,
+            LayoutOrder::Standing { .. } | LayoutOrder::Unrecorded(_)
         )
     }
 }
@@ -354,6 +372,14 @@ pub enum LayoutNotice {
     Generation(Generation),
     /// Nothing is left of a generation that was deleted.
     GenerationGone(Generation),
+    /// A member of a pool's column has failed, and is not used. What lacks it is answered after
+    /// [`LayoutOrder::Standing`] says that it is behind, or [`LayoutOrder::Unrecorded`].
+    Behind {
+        /// The member.
+        member: Target,
+        /// Why.
+        cause: DropCause,
+    },
     /// No device of the cache is left.
     CacheLost {
         /// Why.

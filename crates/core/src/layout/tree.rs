@@ -16,7 +16,7 @@
 use super::cache::policy::Exported;
 use super::cache::{Cache, CacheSetup};
 use super::mirror::Mirror;
-use super::pool::{Generation, Pool, PoolSetup};
+use super::pool::{Column, Generation, Pool, PoolSetup, Standing};
 use super::stripe::Stripe;
 use super::{
     Arena, BlockOutcome, Check, DATA_AT, Hit, HitCx, Layout, LayoutCommand, LayoutCx, LayoutNotice,
@@ -298,16 +298,30 @@ impl Tree {
     /// # Panics
     /// Unless [`PoolSetup::check`] agrees; the catalog is checked before.
     pub fn pool(setup: PoolSetup, view: Option<Generation>) -> Tree {
-        let targets = setup.columns.iter().map(|target| usize::from(target.0) + 1);
         let members = Members {
             data_at: 0,
-            ..Members::new(setup.disk, setup.size, targets.max().unwrap_or(0))
+            ..Members::new(setup.disk, setup.size, setup.targets())
+        };
+        let mut first = 0;
+        let column = |standings: &Vec<Standing>| {
+            let column = Node {
+                layout: Box::new(Column::new(standings)) as Box<dyn Layout>,
+                below: Below::Targets(first),
+            };
+            first += place(standings.len());
+            column
+        };
+        let columns: Vec<Node> = setup.members.iter().map(column).collect();
+        let below = match columns.is_empty() {
+            true => Below::Targets(0),
+            false => Below::Nodes(1),
         };
         let node = Node {
             layout: Box::new(Pool::new(setup, view)),
-            below: Below::Targets(0),
+            below,
         };
-        let mut tree = Tree::of(LayoutSpec::Plain, members, false, vec![node]);
+        let nodes = core::iter::once(node).chain(columns).collect();
+        let mut tree = Tree::of(LayoutSpec::Plain, members, false, nodes);
         tree.is_pooled = true;
         tree
     }
@@ -871,6 +885,10 @@ impl Tree {
             | LayoutNotice::GrantEmpty { .. }
             | LayoutNotice::Generation(_)
             | LayoutNotice::GenerationGone(_) => notice,
+            LayoutNotice::Behind { member, cause } => LayoutNotice::Behind {
+                member: name(member),
+                cause,
+            },
         }
     }
 
@@ -891,7 +909,8 @@ impl Tree {
         let member = self.spec.member_size(size, self.members.count)
             - self.spec.member_size(0, self.members.count);
         let cache = self.cache().map(|node| (usize::from(node), size));
-        let leaves = leaves.into_iter().map(|node| (node, member));
+        let pool = (self.is_pooled && !leaves.contains(&0)).then_some((0, size));
+        let leaves = leaves.into_iter().map(|node| (node, member)).chain(pool);
         for (node, size) in leaves.chain(cache) {
             let (now, disk) = (cx.now, cx.disk);
             let (layout, mut cx) = self.hook(place(node), now, disk, cx.commands, cx.arena);
@@ -911,6 +930,10 @@ impl Tree {
         // What is below the cache may still open when the cache has lost its devices.
         let gives_up =
             order == LayoutOrder::GiveUpCache && !matches!(self.opening, Opening::Refused);
+        // What members have counts while the disk opens, too.
+        if order.is_of_column() && !matches!(self.opening, Opening::Refused) {
+            return self.order_column(cx, order);
+        }
         if !gives_up && (!matches!(self.opening, Opening::Done) || self.relabel.is_some()) {
             return Err(OrderRefusal::NotOpen);
         }
@@ -922,6 +945,9 @@ impl Tree {
                 true => self.order_node(cx, 0, order),
                 false => Err(OrderRefusal::NotPooled),
             };
+        }
+        if self.is_pooled && matches!(order, LayoutOrder::Rate(_)) {
+            return self.order_node(cx, 0, order);
         }
         // The members of a move have no labels, and nothing but its rate can be changed.
         if !self.labelled && !matches!(order, LayoutOrder::Rate(_)) {
@@ -953,6 +979,8 @@ impl Tree {
             | LayoutOrder::DeleteGeneration(_)
             | LayoutOrder::Hold
             | LayoutOrder::Go
+            | LayoutOrder::Standing { .. }
+            | LayoutOrder::Unrecorded(_)
             | LayoutOrder::Rate(_) => return self.order_leaves(cx, order),
         };
         if usize::from(member.0) >= self.members.count {
@@ -969,6 +997,44 @@ impl Tree {
                 Ok(Ordered::Now)
             }
         }
+    }
+
+    /// Carries out an order about a member of a pool's column. The disk copies what a member lacks that syncs from now on.
+    fn order_column(
+        &mut self,
+        cx: &mut LayoutCx<'_>,
+        order: LayoutOrder,
+    ) -> Result<Ordered, OrderRefusal> {
+        let (member, standing) = match order {
+            LayoutOrder::Standing { member, standing } => (member, Some(standing)),
+            LayoutOrder::Unrecorded(member) => (member, None),
+            _ => return Err(OrderRefusal::NotPooled),
+        };
+        if !self.is_pooled || self.nodes[0].below != Below::Nodes(1) {
+            return Err(OrderRefusal::NotPooled);
+        }
+        if usize::from(member.0) >= self.members.count {
+            return Err(OrderRefusal::NoMember);
+        }
+        let (node, own) = self.above(member);
+        let order = match standing {
+            Some(standing) => LayoutOrder::Standing {
+                member: own,
+                standing,
+            },
+            None => LayoutOrder::Unrecorded(own),
+        };
+        self.order_node(cx, place(node), order)?;
+        if standing == Some(Standing::Syncing) {
+            let column = Target(place(node) - 1);
+            let standing = Standing::Syncing;
+            let order = LayoutOrder::Standing {
+                member: column,
+                standing,
+            };
+            self.order_node(cx, 0, order)?;
+        }
+        Ok(Ordered::Now)
     }
 
     /// Carries out an order for the cache, or about one of its devices.

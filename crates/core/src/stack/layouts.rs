@@ -15,7 +15,7 @@ use crate::layout::cache::policy::Exported;
 use crate::layout::pool::Generation;
 use crate::layout::tree::Due;
 use crate::layout::{
-    BlockOutcome, CacheChange, Layout, LayoutCommand, LayoutCx, LayoutIo, LayoutOrder,
+    BlockIo, BlockOutcome, CacheChange, Layout, LayoutCommand, LayoutCx, LayoutIo, LayoutOrder,
     LayoutReport, LayoutSpec, Map, Members, OrderRefusal, Ordered, Refusal, SubIo, TREE, Target,
     Tree,
 };
@@ -341,12 +341,15 @@ impl StackExit<'_> {
     ) -> Option<u8> {
         let level = level_u8(inside.layers.len());
         let tree = inside.layout.as_deref_mut().expect("the disk has layouts");
+        if node == 0 || io.tries > 0 {
+            // A layout below the first one may have the I/O for as long as it likes.
+            tree.placed(io);
+        }
         let target = match tree.below(node, target) {
             Ok(target) => target,
             Err(child) => return Some(child),
         };
         (io.target, io.at, io.node) = (target, offset + tree.data_at(target), node);
-        tree.placed(io);
         self.offer_target(io, level);
         if io.parked.is_none() {
             tree.begun(io, self.now);
@@ -570,7 +573,18 @@ impl StackCx<'_> {
                 tag,
                 target,
                 offset,
+                copy,
             } => {
+                if let Some(child) = layout_below(inside, node, target) {
+                    let io = BlockIo {
+                        node,
+                        tag,
+                        offset,
+                        copy,
+                        block: None,
+                    };
+                    return self.give_block(inside, child, io);
+                }
                 let target = global(inside, node, target);
                 let io = self.own_io(inside, node, tag, Op::Read, target);
                 self.exit.out.push(Effect::ReadBlock {
@@ -586,6 +600,16 @@ impl StackCx<'_> {
                 offset,
                 block,
             } => {
+                if let Some(child) = layout_below(inside, node, target) {
+                    let io = BlockIo {
+                        node,
+                        tag,
+                        offset,
+                        copy: 0,
+                        block: Some(block),
+                    };
+                    return self.give_block(inside, child, io);
+                }
                 let target = global(inside, node, target);
                 let io = self.own_io(inside, node, tag, Op::Write, target);
                 self.exit.out.push(Effect::WriteBlock {
@@ -595,6 +619,11 @@ impl StackCx<'_> {
                     offset,
                     block,
                 });
+            }
+            LayoutCommand::BlockEnded { node, tag, outcome } => {
+                inside.subs -= 1;
+                let (layout, mut cx) = inside.hook(&mut self.exit, node);
+                layout.block_done(&mut cx, tag, outcome);
             }
             LayoutCommand::Copy { from, to, len } => {
                 self.exit.out.push(Effect::Copy { from, to, len });
@@ -628,6 +657,14 @@ impl StackCx<'_> {
                 self.exit.out.push(Effect::LayoutNotice { disk, notice });
             }
         }
+    }
+
+    /// Gives a block to the layout below the one that it is of.
+    fn give_block(&mut self, inside: &mut Inside, node: u8, io: BlockIo) {
+        // It may be under way without any I/O on a target.
+        inside.subs += 1;
+        let (layout, mut cx) = inside.hook(&mut self.exit, node);
+        layout.block(&mut cx, io);
     }
 
     /// Reports a fence that is complete to its layout.
@@ -748,8 +785,25 @@ impl StackCx<'_> {
             (outcome, _) => outcome,
         };
         io.returned = self.exit.now;
+        let tree = inside.layout.as_deref_mut();
+        let has_fence = tree.is_some_and(|tree| {
+            tree.left(io);
+            tree.has_fence()
+        });
         let bottom = inside.layers.len();
         self.up_alone(inside, id, bottom);
+        if has_fence {
+            self.pass_fence(inside);
+        }
+    }
+}
+
+/// The layout that a layout calls this target, if it is one.
+fn layout_below(inside: &Inside, node: u8, target: Target) -> Option<u8> {
+    let tree = inside.layout.as_deref().expect("the disk has layouts");
+    match node {
+        TREE => None,
+        _ => tree.below(node, target).err(),
     }
 }
 

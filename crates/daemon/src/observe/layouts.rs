@@ -86,7 +86,8 @@ pub(crate) fn happening(
         | LayoutNotice::GrantWanted { .. }
         | LayoutNotice::GrantEmpty { .. }
         | LayoutNotice::Generation(_)
-        | LayoutNotice::GenerationGone(_) => return None,
+        | LayoutNotice::GenerationGone(_)
+        | LayoutNotice::Behind { .. } => return None,
     })
 }
 

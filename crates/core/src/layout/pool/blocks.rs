@@ -112,15 +112,17 @@ pub struct Branch {
 impl Owner {
     /// Whether a block names this owner, whatever the checksum says. The block is a header, or a root.
     pub fn is_named_in(&self, bytes: &[u8]) -> bool {
-        let named = |magic| {
-            Reader::peek(bytes, magic, 16).is_some_and(|mut from| {
-                let (pool, disk) = (from.take(), from.take());
-                let life = u64::from_le_bytes(from.take());
-                let found = Owner { pool, disk, life };
-                found == *self
-            })
-        };
-        named(HEADER) || named(ROOT)
+        self.is_named_with(HEADER, bytes) || self.is_named_with(ROOT, bytes)
+    }
+
+    /// The same of a block of one kind.
+    pub(super) fn is_named_with(&self, magic: [u8; 8], bytes: &[u8]) -> bool {
+        Reader::peek(bytes, magic, 16).is_some_and(|mut from| {
+            let (pool, disk) = (from.take(), from.take());
+            let life = u64::from_le_bytes(from.take());
+            let found = Owner { pool, disk, life };
+            found == *self
+        })
     }
 
     fn put(&self, out: &mut Writer) {

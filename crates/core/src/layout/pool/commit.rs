@@ -36,6 +36,8 @@ pub(super) enum Waiter {
     Gate,
     /// The deletion of a generation.
     Deletion,
+    /// Extents that become cold.
+    Intent,
     Nobody,
 }
 
@@ -248,6 +250,7 @@ impl Pool {
                 Waiter::Io(io) => cx.answer(io, outcome),
                 Waiter::Gate => self.gate_committed(cx, outcome),
                 Waiter::Deletion => self.deletion_committed(cx, outcome),
+                Waiter::Intent => self.intent_committed(cx, outcome),
                 Waiter::Nobody => {}
             }
         }

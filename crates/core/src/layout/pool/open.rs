@@ -5,11 +5,12 @@
 //!
 //! # Always true
 //! - a disk does not open while a place cannot be read that may have the newest version
-//! - nothing is written before the disk is open
+//! - nothing is written before the disk is open, but what makes members of a column equal
 
 use super::blocks::{Header, Owner, Root};
 use super::forest::NO_GENERATION;
 use super::records::Table;
+use super::resync::Equal;
 use super::setup::{EXTENTS_MAX, Grant};
 use super::{NONE, OPEN_HEADER, OPEN_ROOT, Pool, State};
 use crate::block::{BLOCK, Unreadable};
@@ -35,27 +36,37 @@ pub(super) struct Opening {
     next: (u8, u32),
     /// The numbers in the table of those whose headers are being read.
     chunks: BTreeMap<(u8, u32), u32>,
+    /// What is made equal on the members of columns.
+    pub(super) equal: Equal,
 }
 
-/// The two places of a block.
+/// The two places of a block, on each member of its column.
 #[derive(Default)]
-struct Pair {
+pub(super) struct Pair {
     left: u8,
-    blocks: [Option<Box<[u8; BLOCK]>>; 2],
-    failed: Option<Fault>,
+    blocks: Vec<Read>,
+    pub(super) failed: Option<Fault>,
     tries: u8,
 }
 
-/// What two places have.
-struct Found<T> {
-    newest: Option<(T, u8)>,
-    /// Whether both name the owner, and none is valid.
-    is_damaged: bool,
-    is_newer: bool,
+/// A block that was read.
+struct Read {
+    place: u8,
+    copy: u8,
+    block: Box<[u8; BLOCK]>,
 }
 
-fn tag(kind: u64, owner: u8, index: u32, place: u8) -> u64 {
-    kind | u64::from(index) << 16 | u64::from(owner) << 8 | u64::from(place)
+/// What two places have.
+pub(super) struct Found<T> {
+    pub(super) newest: Option<(T, u8)>,
+    /// Whether both of a member name the owner, and none is valid.
+    pub(super) is_damaged: bool,
+    pub(super) is_newer: bool,
+}
+
+fn tag(kind: u64, owner: u8, index: u32, place: u8, copy: u8) -> u64 {
+    let place = u64::from(copy << 1 | place);
+    kind | u64::from(index) << 16 | u64::from(owner) << 8 | place
 }
 
 fn untag(tag: u64) -> (u8, u32, u8) {
@@ -65,9 +76,9 @@ fn untag(tag: u64) -> (u8, u32, u8) {
 
 impl Pair {
     /// The newest valid block of an owner.
-    fn judge<T>(
+    pub(super) fn judge<T>(
         &self,
-        owner: &Owner,
+        is_named: impl Fn(&[u8]) -> bool,
         decode: impl Fn(&[u8]) -> Result<T, Unreadable>,
         sequence: impl Fn(&T) -> Option<u64>,
     ) -> Found<T> {
@@ -76,28 +87,44 @@ impl Pair {
             is_damaged: false,
             is_newer: false,
         };
-        let mut torn = 0;
-        for (place, block) in (0..).zip(&self.blocks) {
-            let Some(block) = block else { continue };
-            let is_named = owner.is_named_in(&block[..]);
+        let mut torn: Vec<u8> = Vec::new();
+        let mut blocks: Vec<&Read> = self.blocks.iter().collect();
+        blocks.sort_unstable_by_key(|read| (read.copy, read.place));
+        for Read { place, copy, block } in blocks {
+            let is_named = is_named(&block[..]);
             match decode(&block[..]) {
                 Ok(read) => {
                     let newer = |known: &(T, u8)| sequence(&known.0) < sequence(&read);
                     if sequence(&read).is_some() && found.newest.as_ref().is_none_or(newer) {
-                        found.newest = Some((read, place));
+                        found.newest = Some((read, *place));
                     }
                 }
                 Err(Unreadable::Newer(_)) => found.is_newer |= is_named,
-                Err(_) => torn += u8::from(is_named),
+                Err(_) if is_named => torn.push(*copy),
+                Err(_) => {}
             }
         }
-        found.is_damaged = torn == 2;
+        let is_twice = torn.windows(2).any(|pair| pair[0] == pair[1]);
+        found.is_damaged = found.newest.is_none() && is_twice;
         found
+    }
+
+    /// The block at the place of the newest one, if not all members have the same there.
+    pub(super) fn lacking(
+        &self,
+        place: u8,
+        is_newest: impl Fn(&[u8]) -> bool,
+    ) -> Option<&[u8; BLOCK]> {
+        let mut there = self.blocks.iter().filter(|read| read.place == place);
+        let newest = there.clone().find(|read| is_newest(&read.block[..]))?;
+        there
+            .any(|read| read.block != newest.block)
+            .then_some(&*newest.block)
     }
 }
 
 impl Pool {
-    fn opening(&mut self) -> Option<&mut Opening> {
+    pub(super) fn opening(&mut self) -> Option<&mut Opening> {
         match &mut self.state {
             State::Opening(opening) => Some(opening),
             _ => None,
@@ -135,6 +162,7 @@ impl Pool {
             are_roots: true,
             next: (0, 0),
             chunks: BTreeMap::new(),
+            equal: Equal::default(),
         }));
         for owner in 0..owners {
             if let Some(Some(grant)) = self.grants_of(owner).first().copied() {
@@ -147,13 +175,29 @@ impl Pool {
     fn read_root(&mut self, cx: &mut LayoutCx<'_>, owner: u8, grant: Grant) {
         let geometry = self.setup.geometry;
         let target = self.setup.columns[usize::from(grant.column)];
-        for place in 0..2 {
-            let at = geometry.grant_at(grant) + geometry.root_at(place);
-            cx.read_block(tag(OPEN_ROOT, owner, 0, place), target, at);
+        let at = [0, 1].map(|place| geometry.grant_at(grant) + geometry.root_at(place));
+        self.read_pair(cx, OPEN_ROOT, owner, 0, target, at);
+    }
+
+    /// Reads the two places of a block, on each member.
+    pub(super) fn read_pair(
+        &mut self,
+        cx: &mut LayoutCx<'_>,
+        kind: u64,
+        owner: u8,
+        index: u32,
+        target: Target,
+        at: [u64; 2],
+    ) {
+        let copies = self.setup.copies(target);
+        for copy in 0..copies {
+            for (place, at) in (0..).zip(at) {
+                cx.read_copy(tag(kind, owner, index, place, copy), target, at, copy);
+            }
         }
         if let Some(opening) = self.opening() {
-            let pair = opening.pairs.entry((owner, 0)).or_default();
-            pair.left = 2;
+            let pair = opening.pairs.entry((owner, index)).or_default();
+            pair.left = 2 * copies;
         }
     }
 
@@ -173,24 +217,23 @@ impl Pool {
         let Some((target, at)) = self.header_place(owner, index) else {
             return false;
         };
-        for place in 0..2 {
-            let at = at + u64::from(place) * BLOCK as u64;
-            cx.read_block(tag(OPEN_HEADER, owner, index, place), target, at);
-        }
-        if let Some(opening) = self.opening() {
-            let pair = opening.pairs.entry((owner, index)).or_default();
-            pair.left = 2;
-        }
+        let at = [at, at + BLOCK as u64];
+        self.read_pair(cx, OPEN_HEADER, owner, index, target, at);
         true
     }
 
     /// A block of a pair was read. Returns the pair once both were.
-    fn pair_read(&mut self, tag: u64, outcome: BlockOutcome) -> Option<(u8, u32, Pair)> {
+    pub(super) fn pair_read(&mut self, tag: u64, outcome: BlockOutcome) -> Option<(u8, u32, Pair)> {
         let (owner, index, place) = untag(tag & !super::KIND);
         let opening = self.opening()?;
         let pair = opening.pairs.get_mut(&(owner, index))?;
         match outcome {
-            Ok(block) => pair.blocks[usize::from(place)] = block,
+            Ok(Some(block)) => pair.blocks.push(Read {
+                place: place & 1,
+                copy: place >> 1,
+                block,
+            }),
+            Ok(None) => {}
             Err(fault) => pair.failed = Some(fault),
         }
         pair.left -= 1;
@@ -220,7 +263,8 @@ impl Pool {
         }
         let own = self.owner_of(owner, grant.life);
         let sequence = |root: &Root| (root.owner == own).then_some(root.sequence);
-        let found = pair.judge(&own, Root::decode, sequence);
+        let is_named = |block: &[u8]| own.is_named_in(block);
+        let found = pair.judge(is_named, Root::decode, sequence);
         if found.is_newer {
             return self.refuse(cx, Refusal::Newer(target));
         }
@@ -229,6 +273,12 @@ impl Pool {
                 true => self.read_root(cx, owner, grant),
                 false => self.refuse(cx, Refusal::Damaged(target)),
             };
+        }
+        if let Some((root, place)) = found.newest.as_ref().filter(|_| owner == 0) {
+            let is_newest = |block: &[u8]| Root::decode(block).as_ref() == Ok(root);
+            let geometry = self.setup.geometry;
+            let at = geometry.grant_at(grant) + geometry.root_at(*place);
+            self.repair(cx, pair.lacking(*place, is_newest), target, at);
         }
         let (root, place) = found.newest.unwrap_or((Root::first(own), 1));
         if owner == 0 {
@@ -254,7 +304,7 @@ impl Pool {
     }
 
     /// Reads on, or ends.
-    fn go_on_opening(&mut self, cx: &mut LayoutCx<'_>) {
+    pub(super) fn go_on_opening(&mut self, cx: &mut LayoutCx<'_>) {
         let Some(opening) = self.opening() else {
             return;
         };
@@ -299,8 +349,8 @@ impl Pool {
                 return self.refuse(cx, Refusal::Missing(target));
             }
         }
-        let is_done = self.opening().is_some_and(|it| it.pairs.is_empty());
-        if is_done {
+        let is_read = self.opening().is_some_and(|it| it.pairs.is_empty());
+        if is_read && self.make_equal(cx) {
             self.end_opening(cx);
         }
     }
@@ -342,7 +392,7 @@ impl Pool {
         let Some(Some(grant)) = self.grants_of(owner).get(index as usize).copied() else {
             return;
         };
-        let Some((target, _)) = self.header_place(owner, index) else {
+        let Some((target, at)) = self.header_place(owner, index) else {
             return;
         };
         if let Some(fault) = pair.failed {
@@ -353,7 +403,8 @@ impl Pool {
             let is_own = header.owner == own && header.is_of(index, grant);
             is_own.then_some(header.sequence)
         };
-        let found = pair.judge(&own, Header::decode, sequence);
+        let is_named = |block: &[u8]| own.is_named_in(block);
+        let found = pair.judge(is_named, Header::decode, sequence);
         if found.is_newer {
             return self.refuse(cx, Refusal::Newer(target));
         }
@@ -362,6 +413,11 @@ impl Pool {
                 true => {}
                 false => self.refuse(cx, Refusal::Damaged(target)),
             };
+        }
+        if let Some((header, place)) = found.newest.as_ref().filter(|_| owner == 0) {
+            let is_newest = |block: &[u8]| Header::decode(block).as_ref() == Ok(header);
+            let at = at + u64::from(*place) * BLOCK as u64;
+            self.repair(cx, pair.lacking(*place, is_newest), target, at);
         }
         let chunk = self
             .opening()
@@ -428,6 +484,8 @@ impl Pool {
             self.separate(extent, &mut twice);
         }
         self.state = State::Open;
+        self.begin_rebuilds();
+        self.plan_cooling(cx);
         for place in twice {
             self.release(place);
         }
@@ -476,7 +534,7 @@ impl Pool {
         }
     }
 
-    fn refuse(&mut self, cx: &mut LayoutCx<'_>, refusal: Refusal) {
+    pub(super) fn refuse(&mut self, cx: &mut LayoutCx<'_>, refusal: Refusal) {
         if matches!(self.state, State::Opening(_)) {
             self.state = State::Refused;
             cx.opened(Err(refusal));

@@ -42,12 +42,14 @@ pub(super) enum Wait {
     Step,
     /// A commit: too many headers are to be written.
     Commit,
+    /// A write-intent record.
+    Intent,
 }
 
 /// I/Os that wait, each kind in order.
 #[derive(Default)]
 pub(super) struct Waiting {
-    queues: [VecDeque<u32>; 6],
+    queues: [VecDeque<u32>; 7],
 }
 
 impl Waiting {

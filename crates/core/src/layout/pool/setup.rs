@@ -33,12 +33,27 @@ pub struct PoolSetup {
     pub geometry: Geometry,
     /// The target of each column of the pool, by number.
     pub columns: Vec<Target>,
+    /// The members of each column, as the catalog has them. Empty if every column is one member. Otherwise the disk's targets
+    /// are the members, column by column, and `columns` has the numbers of the columns.
+    pub members: Vec<Vec<Standing>>,
     /// The disk's grants, by index. None: it was given back.
     pub grants: Vec<Option<Grant>>,
     /// What it is a clone of: the nearest first. Empty for a disk that is no clone.
     pub ancestors: Vec<Ancestor>,
     /// Whether it reserves all its space at once.
     pub thick: bool,
+}
+
+/// What a pool's catalog says of a member of a column.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Standing {
+    /// It has everything that was answered.
+    #[default]
+    InSync,
+    /// It gets what is written, and what it lacks is copied to it. It is not read.
+    Syncing,
+    /// It lacks writes, and is not used.
+    Behind,
 }
 
 /// How a pool's space is divided. All disks of a pool have the same.
@@ -55,22 +70,27 @@ pub struct Geometry {
 }
 
 impl Default for Geometry {
-    /// Extents of 1 MiB. Two blocks of an extent are for the roots, two for each header: 127 of these fit.
+    /// Extents of 1 MiB. Two blocks of an extent are for the roots, two for the write-intent record, and two for each
+    /// header: 126 of these fit.
     fn default() -> Geometry {
         Geometry {
             sub_block: 64 << 10,
             extents: 64,
-            headers: 127,
+            headers: 126,
             data_at: 64 << 20,
         }
     }
 }
 
+/// The most members of a column. Origin: as many as a mirror of datastores has.
+pub const MEMBERS_MAX: usize = 4;
+
 /// The most ancestors of a clone. Origin: chosen; each is read when the clone is attached.
 const ANCESTORS_MAX: usize = 64;
 
-/// Blocks before the headers in an extent of metadata: the places of the root.
+/// Blocks before the headers in an extent of metadata: the places of the root, and those of the write-intent record.
 const ROOTS: u64 = 2;
+const BEFORE_HEADERS: u64 = ROOTS + 2;
 
 impl Geometry {
     /// Bytes of an extent.
@@ -95,8 +115,13 @@ impl Geometry {
 
     /// Where a place (0 or 1) of the header of a grant is, from the beginning of the grant that has it.
     pub fn header_at(&self, index: u32, place: u8) -> u64 {
-        let nth = ROOTS + 2 * u64::from(index % self.headers) + u64::from(place);
+        let nth = BEFORE_HEADERS + 2 * u64::from(index % self.headers) + u64::from(place);
         nth * BLOCK as u64
+    }
+
+    /// Where a place of the write-intent record is, from the beginning of a grant that has headers.
+    pub fn intent_at(&self, place: u8) -> u64 {
+        (ROOTS + u64::from(place)) * BLOCK as u64
     }
 
     /// Where a place of the root is, from the beginning of grant 0.
@@ -120,7 +145,7 @@ impl Geometry {
             return Err(format!("a grant has 2 to {EXTENTS_MAX} extents, not {own}"));
         }
         let blocks = self.extent() / BLOCK as u64;
-        if self.headers == 0 || ROOTS + 2 * u64::from(self.headers) > blocks {
+        if self.headers == 0 || BEFORE_HEADERS + 2 * u64::from(self.headers) > blocks {
             let own = self.headers;
             return Err(format!("headers of {own} grants do not fit in an extent"));
         }
@@ -175,6 +200,7 @@ impl PoolSetup {
         {
             return Err(format!("a disk has 1 to {MAX_TARGETS} columns"));
         }
+        self.check_members()?;
         if self.size > u64::from(u32::MAX) * self.geometry.extent() {
             return Err(format!("{} bytes have too many extents", self.size));
         }
@@ -191,6 +217,50 @@ impl PoolSetup {
             }
         }
         Ok(())
+    }
+
+    fn check_members(&self) -> Result<(), String> {
+        if self.members.is_empty() {
+            return Ok(());
+        }
+        let numbers = (0..).zip(&self.columns);
+        let are_numbers = numbers.into_iter().all(|(number, it)| it.0 == number);
+        if self.members.len() != self.columns.len() || !are_numbers {
+            return Err("the columns do not fit their members".into());
+        }
+        if self.targets() > MAX_TARGETS {
+            return Err(format!("a disk has at most {MAX_TARGETS} members"));
+        }
+        for (number, members) in self.members.iter().enumerate() {
+            if !(1..=MEMBERS_MAX).contains(&members.len()) {
+                return Err(format!(
+                    "column {number} has {} members, not 1 to {MEMBERS_MAX}",
+                    members.len()
+                ));
+            }
+            if !members.contains(&Standing::InSync) {
+                return Err(format!("no member of column {number} is in sync"));
+            }
+        }
+        Ok(())
+    }
+
+    /// How many targets the disk has: columns, or their members.
+    pub fn targets(&self) -> usize {
+        match self.members.is_empty() {
+            true => {
+                let targets = self.columns.iter().map(|target| usize::from(target.0) + 1);
+                targets.max().unwrap_or(0)
+            }
+            false => self.members.iter().map(Vec::len).sum(),
+        }
+    }
+
+    /// How many copies of each byte a column has.
+    pub(super) fn copies(&self, column: Target) -> u8 {
+        let members = self.members.get(usize::from(column.0));
+        let copies = members.map_or(1, Vec::len);
+        u8::try_from(copies).expect("checked in the setup")
     }
 
     /// Whether a grant is on a column of the pool.
@@ -224,6 +294,8 @@ pub struct PoolReport {
     pub headers_written: u64,
     /// Writes that wait for space.
     pub waiting: u32,
+    /// Extents whose members may differ after a crash, until the disk has opened again.
+    pub hot: u32,
 }
 
 /// One generation of a pool's disk.

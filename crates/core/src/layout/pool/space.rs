@@ -138,6 +138,8 @@ impl Pool {
         {
             self.table.set_space(place, Space::Zeroing);
             self.space.zeroing += 1;
+            // Its first write need not wait for that.
+            self.heat(place);
             let (target, offset) = self.address(place, 0);
             let sub = SubIo {
                 target,
@@ -318,6 +320,7 @@ impl Pool {
             .retain(|place| place / EXTENTS_MAX != number);
         self.space.with_free.retain(|chunk| *chunk != number);
         self.table.remove_chunk(number);
+        self.forget_intent(number);
         self.own[index as usize] = NONE;
         self.setup.grants[index as usize] = None;
         cx.notice(LayoutNotice::GrantEmpty { index });

@@ -91,6 +91,9 @@ impl Pool {
                 None => return Step::Wait(Wait::Space),
             },
         };
+        if !self.heat(place) {
+            return Step::Wait(Wait::Intent);
+        }
         let is_clean = self.table.at(place).flags & USED_BEFORE == 0;
         match how {
             How::InPlace(_) => self.issue_piece(cx, op, io, place, at, len, data),
@@ -274,7 +277,7 @@ impl Pool {
         len: u64,
         data: Option<Data>,
     ) -> Step {
-        let (Some(slot), Some(place)) = (cx.claim(), place) else {
+        let (Some(slot), Some(place)) = (self.claim_buffer(cx), place) else {
             return Step::Wait(Wait::Slot);
         };
         let sub_block = 1_u64 << self.shifts.0;
@@ -355,7 +358,7 @@ impl Pool {
         }
         let copy = self.copying.remove(number);
         if let Some(rest) = copy.rest {
-            cx.release(rest.slot);
+            self.release_buffer(cx, rest.slot);
         }
         let locked = self.locks.remove(&extent).unwrap_or(0) & !copy.bits;
         if locked != 0 {

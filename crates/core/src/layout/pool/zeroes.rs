@@ -36,6 +36,9 @@ impl Pool {
         if locked & self.range_bits(at, len) != 0 {
             return Step::Wait(Wait::Lock);
         }
+        if !self.heat_extent(extent) {
+            return Step::Wait(Wait::Intent);
+        }
         let sub_block = 1_u64 << self.shifts.0;
         let within = at & (sub_block - 1);
         let is_end = at + len >= self.size;
@@ -82,6 +85,7 @@ impl Pool {
             return Step::Done(len);
         }
         match self.own_place(extent) {
+            Some(place) if !self.heat(place) => Step::Wait(Wait::Intent),
             Some(place) => self.copy_part(cx, op, io, [Some(from), Some(place)], at, len, None),
             None => Step::Wait(Wait::Space),
         }

@@ -174,11 +174,11 @@ fn a_disk_needs_grants_for_its_headers_as_well() {
     assert_eq!(grants_for(1), 1);
     assert_eq!(grants_for(63 * mib), 1);
     assert_eq!(grants_for(64 * mib), 2);
-    let block = (64 * 127 - 1) * mib;
-    assert_eq!(grants_for(block), 127);
-    assert_eq!(grants_for(block + 1), 128);
-    assert_eq!(grants_for(block + 63 * mib), 128);
-    assert_eq!(grants_for(block + 64 * mib), 129);
+    let block = (64 * 126 - 1) * mib;
+    assert_eq!(grants_for(block), 126);
+    assert_eq!(grants_for(block + 1), 127);
+    assert_eq!(grants_for(block + 63 * mib), 127);
+    assert_eq!(grants_for(block + 64 * mib), 128);
 }
 
 #[test]

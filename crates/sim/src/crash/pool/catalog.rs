@@ -189,6 +189,7 @@ impl Catalog {
             size: entry.sectors * crate::crash::SECTOR as u64,
             geometry: GEOMETRY,
             columns: (0..self.columns).map(Target).collect(),
+            members: Vec::new(),
             grants: entry.grants.clone(),
             ancestors,
             thick: self.thick && entry.parent.is_none(),

@@ -21,7 +21,7 @@ pub(super) fn geometry() -> Geometry {
     Geometry {
         sub_block: SUB,
         extents: 8,
-        headers: 7,
+        headers: 6,
         data_at: 4096,
     }
 }
@@ -180,6 +180,7 @@ impl World {
                     tag,
                     target,
                     offset,
+                    ..
                 } => self
                     .jobs
                     .push_back((Job::Read(tag, target, offset), self.side)),
@@ -502,6 +503,7 @@ pub(super) fn setup(grants: &[Option<Grant>], size: u64, ancestors: &[Ancestor])
         size,
         geometry: geometry(),
         columns: (0..COLUMNS).map(Target).collect(),
+        members: Vec::new(),
         grants: grants.to_vec(),
         ancestors: ancestors.to_vec(),
         thick: false,
