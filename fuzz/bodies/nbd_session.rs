@@ -21,6 +21,7 @@ pub(crate) fn run(input: &[u8]) {
     let abilities = Abilities::from_bits(u16::from_be_bytes([*high, *low]));
     let structured = dialect & 1 != 0;
     let negotiated = Negotiated {
+        bitmaps: Vec::new(),
         export: ExportInfo {
             size: (1_u64 << (size % 64)) - 1,
             abilities,

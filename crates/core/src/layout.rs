@@ -26,8 +26,7 @@ use alloc::vec::Vec;
 use cache::CacheSetup;
 use cache::policy::Exported;
 use core::num::NonZeroU64;
-use core::ops::Range;
-use pool::{Generation, PoolReport};
+use pool::{Changes, Generation, PoolReport, Searched};
 
 pub use crate::request::Target;
 pub(crate) use arena::Held;
@@ -345,9 +344,14 @@ pub trait Layout: Send {
         None
     }
 
-    /// Which parts of a pool's disk may differ between two of its generations, in bytes, ascending. None: there is no such
-    /// generation, or it is none of a pool that is open.
-    fn changed(&self, _from: Generation, _to: Generation) -> Option<Vec<Range<u64>>> {
+    /// Finds more of what may differ between two generations of a pool's disk. None: there is no such generation, or it is
+    /// none of a pool that is open.
+    fn find_changes(
+        &self,
+        _from: Generation,
+        _to: Generation,
+        _changes: &mut Changes,
+    ) -> Option<Searched> {
         None
     }
 

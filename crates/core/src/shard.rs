@@ -28,7 +28,7 @@ use crate::effect::{ControlId, Effect};
 use crate::filter::stats::Pulse;
 use crate::filter::{FilterKey, FilterReport, Io, Why};
 use crate::layout::cache::policy::Exported;
-use crate::layout::pool::Generation;
+use crate::layout::pool::{Changes, Generation, Searched};
 use crate::layout::{Arena, LayoutReport, OrderRefusal, Ordered};
 use crate::qos::{DiskQos, Schedulers};
 use crate::request::{Data, DiskId, Fault, IoId, Outcome, Request, Token};
@@ -161,8 +161,22 @@ impl Shard {
         from: Generation,
         to: Generation,
     ) -> Option<Vec<Range<u64>>> {
+        let mut changes = Changes::default();
+        while self.find_changes(disk, from, to, &mut changes)? == Searched::Part {}
+        Some(changes.ranges())
+    }
+
+    /// Finds more of what may differ between two generations of a pool's disk: a part of it, so that other work can come
+    /// between two calls. None as for [`changed`](Shard::changed); also if a generation was deleted since the last call.
+    pub fn find_changes(
+        &self,
+        disk: DiskId,
+        from: Generation,
+        to: Generation,
+        changes: &mut Changes,
+    ) -> Option<Searched> {
         let disk = self.disks.get(disk.0 as usize)?.as_ref()?;
-        disk.stack.changed(from, to)
+        disk.stack.find_changes(from, to, changes)
     }
 
     /// Handles one event. Appends the effects to `out`, in order.

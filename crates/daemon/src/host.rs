@@ -586,6 +586,7 @@ impl Disk {
             .fold(Abilities::NONE, |all, one| all.with(*one));
         let usual = nbd::BlockSizes::default();
         nbd::ExportInfo {
+            bitmaps: Vec::new(),
             name: name.to_owned(),
             description: String::new(),
             size: self.disk.size(),

@@ -13,6 +13,7 @@
 //! The NBD protocol document, fixed newstyle (`doc/proto.md` of the NetworkBlockDevice project). Extended headers
 //! (64-bit lengths) are declined: no request of ours is longer than 4 GiB.
 
+pub mod bitmap;
 pub mod client;
 pub mod handshake;
 pub mod session;

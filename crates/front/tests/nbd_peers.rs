@@ -101,6 +101,65 @@ fn nbdinfo_reads_all_export_information() {
 }
 
 #[test]
+fn nbdinfo_and_qemu_img_read_a_dirty_bitmap() {
+    let server = Server::start("bitmap", 4 * MIB, Abilities::READ_ONLY);
+    let uri = server.uri("disk0");
+    let info = good("nbdinfo", &[&uri]);
+    for context in ["qemu:dirty-bitmap:monday", "qemu:dirty-bitmap:tuesday"] {
+        assert!(info.contains(context), "{info}");
+    }
+    let map = |context: &str| -> Vec<(u64, u64, u64)> {
+        let context = format!("--map={context}");
+        let told = good("nbdinfo", &[&context, "--json", &uri]);
+        let numbers = |line: &str, key: &str| {
+            let at = line.find(key)? + key.len();
+            let digits = line[at..].trim_start_matches(['"', ':', ' ']);
+            let end = digits.find(|c: char| !c.is_ascii_digit());
+            digits[..end.unwrap_or(digits.len())].parse().ok()
+        };
+        let entries = told.split('}').filter_map(|line| {
+            let [offset, length, kind] = ["offset", "length", "type"].map(|key| numbers(line, key));
+            Some((offset?, length?, kind?))
+        });
+        entries.collect()
+    };
+    let (kib64, all) = (64 << 10, 4 * MIB as u64);
+    let monday = [
+        (0, kib64, 0),
+        (kib64, kib64, 1),
+        (2 * kib64, all - 3 * kib64, 0),
+        (all - kib64, kib64, 1),
+    ];
+    assert_eq!(map("qemu:dirty-bitmap:monday"), monday);
+    assert_eq!(map("qemu:dirty-bitmap:tuesday"), [(0, all, 0)]);
+    // QEMU shows what is dirty as not allocated (`data` is false).
+    let socket = server.folder().join("sock");
+    let image = format!(
+        "driver=nbd,server.type=unix,server.path={},export=disk0,x-dirty-bitmap=qemu:dirty-bitmap:monday",
+        socket.display()
+    );
+    let told = good(
+        "qemu-img",
+        &["map", "--output=json", "--image-opts", &image],
+    );
+    let dirty: Vec<&str> = told
+        .lines()
+        .filter(|line| line.contains("\"data\": false"))
+        .collect();
+    assert_eq!(dirty.len(), 2, "{told}");
+    assert!(
+        dirty[0].contains("\"start\": 65536, \"length\": 65536"),
+        "{told}"
+    );
+    let nothing = image.replace("monday", "friday");
+    let refused = run(
+        "qemu-img",
+        &["map", "--output=json", "--image-opts", &nothing],
+    );
+    assert!(refused.is_err());
+}
+
+#[test]
 fn nbdinfo_maps_a_disk() {
     let server = Server::start("map", 8 * MIB, Abilities::NONE);
     let uri = server.uri("disk0");

@@ -20,6 +20,7 @@ mod session_body;
 
 fn disk(name: &str, size: u64, abilities: Abilities) -> ExportInfo {
     ExportInfo {
+        bitmaps: vec!["monday".to_owned()],
         name: name.to_owned(),
         description: "a disk".to_owned(),
         size,
@@ -143,6 +144,7 @@ proptest! {
         let (offset, len) = if op == Op::Flush { (0, 0) } else { (offset, len) };
         let all = Abilities::from_bits(u16::MAX).without(Abilities::READ_ONLY);
         let session = Session::new(&Negotiated {
+            bitmaps: Vec::new(),
             export: disk("disk0", u64::MAX, all),
             structured: true,
             context: Some(1),

@@ -40,9 +40,9 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 pub use blocks::{Branch, Entry, GENERATIONS_MAX, Header, MARKS_MAX, Owner, Root};
+pub use changed::{Changes, Searched};
 pub(crate) use column::Column;
 use commit::{Commit, Waiter};
-use core::ops::Range;
 use deletion::Deletion;
 use forest::{Forest, NO_GENERATION};
 use gate::Gate;
@@ -541,8 +541,13 @@ impl Layout for Pool {
         })
     }
 
-    fn changed(&self, from: Generation, to: Generation) -> Option<Vec<Range<u64>>> {
-        self.changed_between(from, to)
+    fn find_changes(
+        &self,
+        from: Generation,
+        to: Generation,
+        changes: &mut Changes,
+    ) -> Option<Searched> {
+        self.find_changes_between(from, to, changes)
     }
 
     fn taken(&self, ios: &mut Vec<IoId>) {

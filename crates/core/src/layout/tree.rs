@@ -16,7 +16,7 @@
 use super::cache::policy::Exported;
 use super::cache::{Cache, CacheSetup};
 use super::mirror::Mirror;
-use super::pool::{Column, Generation, Pool, PoolSetup, Standing};
+use super::pool::{Changes, Column, Generation, Pool, PoolSetup, Searched, Standing};
 use super::stripe::Stripe;
 use super::{
     Arena, BlockOutcome, Check, DATA_AT, Hit, HitCx, Layout, LayoutCommand, LayoutCx, LayoutNotice,
@@ -31,7 +31,6 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec;
 use alloc::vec::Vec;
-use core::ops::Range;
 use labels::Relabel;
 
 mod labels;
@@ -1157,9 +1156,15 @@ impl Tree {
 }
 
 impl Tree {
-    /// Which parts of a pool's disk may differ between two of its generations.
-    pub(crate) fn changed(&self, from: Generation, to: Generation) -> Option<Vec<Range<u64>>> {
-        self.nodes.first()?.layout.changed(from, to)
+    /// Finds more of what may differ between two generations of a pool's disk.
+    pub(crate) fn find_changes(
+        &self,
+        from: Generation,
+        to: Generation,
+        changes: &mut Changes,
+    ) -> Option<Searched> {
+        let node = self.nodes.first()?;
+        node.layout.find_changes(from, to, changes)
     }
 
     /// Appends the next part of the state of the cache's policy: some `most` bytes. None: there is no cache that is open.

@@ -12,7 +12,7 @@ use crate::effect::Effect;
 use crate::filter::{IN_LAYOUT, Io, Origin, Way};
 use crate::iocontrol::Cost;
 use crate::layout::cache::policy::Exported;
-use crate::layout::pool::Generation;
+use crate::layout::pool::{Changes, Generation, Searched};
 use crate::layout::tree::Due;
 use crate::layout::{
     BlockIo, BlockOutcome, CacheChange, Layout, LayoutCommand, LayoutCx, LayoutIo, LayoutOrder,
@@ -22,7 +22,6 @@ use crate::layout::{
 use crate::request::{Data, Fault, Flags, IoId, Op, Outcome, Request, Token};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::ops::Range;
 
 impl Stack {
     /// Opens the layouts, if there are any. Returns whether requests wait for [`Stack::take_opened`].
@@ -250,9 +249,15 @@ impl Stack {
         self.inside.layout.as_ref().map(|tree| tree.report())
     }
 
-    /// Which parts of a pool's disk may differ between two of its generations.
-    pub(crate) fn changed(&self, from: Generation, to: Generation) -> Option<Vec<Range<u64>>> {
-        self.inside.layout.as_ref()?.changed(from, to)
+    /// Finds more of what may differ between two generations of a pool's disk.
+    pub(crate) fn find_changes(
+        &self,
+        from: Generation,
+        to: Generation,
+        changes: &mut Changes,
+    ) -> Option<Searched> {
+        let layout = self.inside.layout.as_ref()?;
+        layout.find_changes(from, to, changes)
     }
 
     /// Appends the next part of the state of the cache's policy. None: there is no cache that is open.

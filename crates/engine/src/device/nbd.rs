@@ -56,8 +56,8 @@ const SEND_BUFFER: i32 = 1 << 20;
 const HEADS: usize = MOST_REQUESTS * Head::MAX;
 /// Extents in one reply: the client repeats the request for the rest.
 const MOST_EXTENTS: usize = 2048;
-/// More than the header of a reply with extents.
-const EXTENTS_HEAD: usize = 64;
+/// Extents in a list beyond those that are wanted: neighbours of one kind are merged.
+const MORE_EXTENTS: usize = 4;
 
 /// See the module.
 pub(crate) struct Connection {
@@ -321,6 +321,20 @@ impl Connection {
         }
     }
 
+    /// Size of a request's buffer in bytes.
+    fn room(&self, client_request: &ClientRequest) -> usize {
+        match client_request.op {
+            Op::Write => client_request.payload as usize,
+            Op::Read => client_request.len as usize,
+            Op::Extents => {
+                let extents = list_of(client_request);
+                let list = extents * Extent::SIZE;
+                list.max(self.session.extents_room(client_request, extents))
+            }
+            _ => 0,
+        }
+    }
+
     /// Whether a request, or a part of a payload or its end, has been received and is not decoded.
     fn has_input(&self) -> bool {
         let here = self.fill.1 - self.fill.0;
@@ -368,7 +382,7 @@ impl Connection {
             match self.peek(cx, self.fill.0) {
                 Step::Need(_) => return,
                 Step::Request(client_request) => {
-                    let takes = Buffers::block_of(room(&client_request));
+                    let takes = Buffers::block_of(self.room(&client_request));
                     if !cx.budget.admits(index, self.disk, takes) {
                         self.waits_for_memory = true;
                         return;
@@ -443,12 +457,13 @@ impl Connection {
         cx: &mut ThreadCx,
         client_request: ClientRequest,
     ) {
-        let room = room(&client_request);
+        let room = self.room(&client_request);
         match self.claim(cx, room) {
             Some(buffer) => {
                 if client_request.op == Op::Extents {
                     // A zero length ends a list that the datastore does not fill.
-                    cx.buffers.clear(Data { buffer, start: 0 }, room);
+                    let list = list_of(&client_request) * Extent::SIZE;
+                    cx.buffers.clear(Data { buffer, start: 0 }, list.min(room));
                 }
                 self.submit(index, cx, client_request, buffer);
             }
@@ -670,7 +685,8 @@ impl Connection {
         client_request: &ClientRequest,
     ) {
         let mut extents = Vec::new();
-        for at in 0..buffers.len(buffer) / Extent::SIZE {
+        let most = list_of(client_request).min(buffers.len(buffer) / Extent::SIZE);
+        for at in 0..most {
             let mut bytes = [0; Extent::SIZE];
             let start = u32::try_from(at * Extent::SIZE).expect("a list of extents is short");
             buffers.get(Data { buffer, start }, &mut bytes);
@@ -679,9 +695,10 @@ impl Connection {
                 None => break,
             }
         }
-        let mut reply = Vec::with_capacity(EXTENTS_HEAD + 8 * extents.len());
+        let room = self.session.extents_room(client_request, most);
+        let mut reply = Vec::with_capacity(room);
         self.session.extents(client_request, extents, &mut reply);
-        // The list in memory is longer than its wire format, so its buffer has room for the reply.
+        // The buffer was claimed with room for the reply.
         buffers.put(Data { buffer, start: 0 }, &reply);
         self.next.message.push(buffers, buffer, 0, reply.len());
         self.next.buffers.push(buffer);
@@ -689,13 +706,11 @@ impl Connection {
     }
 }
 
-/// Size of a request's buffer in bytes.
-fn room(client_request: &ClientRequest) -> usize {
-    match client_request.op {
-        Op::Write => client_request.payload as usize,
-        Op::Read => client_request.len as usize,
-        Op::Extents if client_request.first_only => EXTENTS_HEAD + Extent::SIZE,
-        Op::Extents => EXTENTS_HEAD + MOST_EXTENTS * Extent::SIZE,
-        _ => 0,
-    }
+/// The most extents in the list of a request.
+fn list_of(client_request: &ClientRequest) -> usize {
+    let wanted = match client_request.first_only {
+        true => 1,
+        false => MOST_EXTENTS,
+    };
+    wanted + MORE_EXTENTS
 }

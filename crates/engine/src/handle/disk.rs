@@ -13,10 +13,11 @@ use crate::disk_spec::IoSettings;
 use crate::error::{Error, Kind, Result};
 use crate::sys::os;
 use crate::thread::commands::{
-    Change, Command, DiskCurves, DiskReading, NbdConnection, Query, What,
+    Change, ChangeSearch, Command, DiskCurves, DiskReading, NbdConnection, Query, What,
 };
 use crate::vhost;
 use crate::vhost::front_ends::Refusal;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -26,9 +27,11 @@ use std::time::Duration;
 use tidegate_core::filter::FilterKey;
 use tidegate_core::filter::FilterSpec;
 use tidegate_core::iocontrol::Policy;
+use tidegate_core::layout::pool::{Changes, Generation};
 use tidegate_core::request::DiskId;
 use tidegate_core::shard::DiskReport;
 use tidegate_core::stack::Place;
+use tidegate_front::nbd::bitmap::Bitmap;
 use tidegate_front::nbd::handshake::Negotiated;
 use tidegate_front::nbd::session::Session;
 
@@ -212,6 +215,26 @@ impl Disk {
         answer(&pending)
     }
 
+    /// Which parts of a pool's disk may differ between two of its generations, in bytes, ascending. They are found in parts,
+    /// between which guests are served. None: it has no such generation, or is not on a pool.
+    ///
+    /// # Errors
+    /// If its I/O thread is gone.
+    pub fn changed(&self, from: Generation, to: Generation) -> Result<Option<Vec<Range<u64>>>> {
+        let disk = self.core.device.id;
+        let found = Changes::default();
+        let pending = send_query(self.core.device.inbox(), |reply| {
+            Query::Changes(Box::new(ChangeSearch {
+                disk,
+                from,
+                to,
+                found,
+                reply,
+            }))
+        })?;
+        Ok(answer(&pending)?.map(Changes::ranges))
+    }
+
     /// The worst damage to its images since they were opened, if any. A layout with redundancy does without a damaged
     /// member, so that of its least damaged image counts.
     pub fn harm(&self) -> Option<Harm> {
@@ -263,7 +286,22 @@ impl Disk {
         early: Vec<u8>,
         presence: Box<dyn Send>,
     ) -> Result<()> {
-        let session = Session::new(negotiated);
+        self.serve_nbd_bitmaps(socket, negotiated, early, Vec::new(), presence)
+    }
+
+    /// As [`Disk::serve_nbd_present`], with the bitmaps that were negotiated, by the ids of their contexts.
+    ///
+    /// # Errors
+    /// If the disk is detached.
+    pub fn serve_nbd_bitmaps(
+        &self,
+        socket: OwnedFd,
+        negotiated: &Negotiated,
+        early: Vec<u8>,
+        bitmaps: Vec<(u32, Bitmap)>,
+        presence: Box<dyn Send>,
+    ) -> Result<()> {
+        let session = Session::new(negotiated).with_bitmaps(bitmaps);
         let counters = Arc::clone(&self.core.device.facts.counters);
         let client = os::peer_process(&socket).map(|process| {
             let kind = ClientKind::Nbd;

@@ -38,6 +38,7 @@ use tidegate_core::shard::Event;
 use tidegate_core::stack::{Place as FilterPlace, Stack};
 use tidegate_front::nbd::session::Session;
 
+pub(crate) use report::ChangeSearch;
 pub(crate) use report::Query;
 pub use report::{DiskCurves, DiskPulse, DiskReading, ThreadPulse, ThreadReport};
 

@@ -96,7 +96,9 @@ pub(crate) fn raw(disk: &Disk) -> (UnixStream, Negotiated) {
 /// A connection over a socket whose other end the test has.
 pub(crate) fn raw_on(disk: &Disk, socket: OwnedFd) -> Negotiated {
     let negotiated = Negotiated {
+        bitmaps: Vec::new(),
         export: ExportInfo {
+            bitmaps: Vec::new(),
             name: disk.name().into(),
             description: String::new(),
             size: disk.size(),
@@ -220,6 +222,7 @@ fn serve(
         input.drain(..used);
         if let Step::Lookup(name) = &step {
             let export = ExportInfo {
+                bitmaps: Vec::new(),
                 name: name.clone(),
                 description: String::new(),
                 size: disk.size(),

@@ -27,7 +27,8 @@ use super::wire::{
     len32, option, reply,
 };
 use facts::Facts;
-use meta::MetaQuery;
+pub use meta::BITMAPS_MAX;
+use meta::{MetaQuery, Selected};
 use std::fmt;
 
 /// The longest option data that is read: a name of 4096 bytes and many queries.
@@ -36,8 +37,6 @@ pub const OPTION_MAX: usize = 8 << 10;
 const SKIP_MAX: u32 = 64 << 10;
 /// The most options on one connection. A client that sends three options about each of 500 disks needs 1,500.
 const OPTIONS_MAX: u32 = 4096;
-/// The id of the only metadata context.
-const CONTEXT: u32 = 1;
 
 /// Whether a connection uses TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +82,8 @@ pub struct ExportInfo {
     pub abilities: Abilities,
     /// Request sizes.
     pub block: BlockSizes,
+    /// The names of its dirty bitmaps.
+    pub bitmaps: Vec<String>,
 }
 
 /// Why an export is not available.
@@ -105,6 +106,8 @@ pub struct Negotiated {
     pub structured: bool,
     /// The id of `base:allocation`, if the client may request block status.
     pub context: Option<u32>,
+    /// The ids and names of the dirty bitmaps whose block status the client may request.
+    pub bitmaps: Vec<(u32, String)>,
 }
 
 /// What the caller does next.
@@ -164,8 +167,8 @@ pub struct Handshake {
     tls: Tls,
     no_zeroes: bool,
     structured: bool,
-    /// The canonical name of the export whose `base:allocation` was selected last.
-    context: Option<String>,
+    /// The canonical name of the export whose contexts were selected last, and these.
+    contexts: Option<(String, Selected)>,
     options: u32,
     /// An option was rejected because TLS is required.
     requested_without_tls: bool,
@@ -188,7 +191,7 @@ enum State {
 enum Wanted {
     ExportName,
     Info { option: u32, facts: Facts },
-    Meta { option: u32, matched: bool },
+    Meta { option: u32, wanted: meta::Wanted },
 }
 
 impl Handshake {
@@ -199,7 +202,7 @@ impl Handshake {
             tls,
             no_zeroes: false,
             structured: false,
-            context: None,
+            contexts: None,
             options: 0,
             requested_without_tls: false,
         }
@@ -253,10 +256,10 @@ impl Handshake {
                     self.state = State::Ended(Step::Finished(negotiated));
                 }
             }
-            (Wanted::Meta { option, matched }, Ok(export)) => {
-                meta::answer(option, CONTEXT, matched, out);
-                if option == option::SET_META_CONTEXT && matched {
-                    self.context = Some(export.name);
+            (Wanted::Meta { option, wanted }, Ok(export)) => {
+                let named = meta::answer(option, &wanted, &export, out);
+                if option == option::SET_META_CONTEXT {
+                    self.contexts = Some((export.name, named));
                 }
             }
             (Wanted::Info { option, .. } | Wanted::Meta { option, .. }, Err(refusal)) => {
@@ -482,7 +485,7 @@ impl Handshake {
     fn meta(&mut self, option: u32, data: &[u8], out: &mut Vec<u8>) -> Option<Step> {
         if option == option::SET_META_CONTEXT {
             // A failed request replaces the previous selection too.
-            self.context = None;
+            self.contexts = None;
         }
         if !self.structured {
             answer(
@@ -493,7 +496,7 @@ impl Handshake {
             );
             return None;
         }
-        let Some(MetaQuery { export, matched }) = MetaQuery::read(option, data) else {
+        let Some(MetaQuery { export, wanted }) = MetaQuery::read(option, data) else {
             answer(
                 out,
                 option,
@@ -502,7 +505,7 @@ impl Handshake {
             );
             return None;
         };
-        self.state = State::Looking(Wanted::Meta { option, matched });
+        self.state = State::Looking(Wanted::Meta { option, wanted });
         Some(Step::Lookup(export.to_owned()))
     }
 
@@ -519,13 +522,17 @@ impl Handshake {
             abilities = abilities.without(writing.with(Abilities::FAST_ZERO));
         }
         export.abilities = abilities;
-        let chosen = self
-            .context
-            .as_ref()
-            .is_some_and(|name| *name == export.name);
+        let selected = self.contexts.as_ref();
+        let selected = selected.filter(|(name, _)| self.structured && *name == export.name);
+        let selected = selected.map(|(_, selected)| selected.clone());
+        let Selected {
+            allocation,
+            bitmaps,
+        } = selected.unwrap_or_default();
         Negotiated {
             structured: self.structured,
-            context: (self.structured && chosen).then_some(CONTEXT),
+            context: allocation,
+            bitmaps,
             export,
         }
     }

@@ -11,20 +11,23 @@
 //! - A request gets one complete reply. A read is one chunk, so "do not fragment" is always honoured.
 //! - The session has no stream state. The caller must consume each payload from the stream.
 
+use super::bitmap::Bitmap;
 use super::handshake::Negotiated;
 use super::wire::{
     Abilities, CHUNK, CHUNK_BYTES, EXTENT_BYTES, PAYLOAD_MAX, REQUEST_BYTES, RequestHeader, SIMPLE,
-    SIMPLE_BYTES, chunk, command, command_flag, encode_extent, errno_of, len32,
+    SIMPLE_BYTES, chunk, command, command_flag, encode_extent, errno_of, len32, state_of,
 };
 use std::fmt;
-use tidegate_core::request::{Data, Extent, ExtentKind, Fault, Flags, Op, Outcome, Request};
+use tidegate_core::request::{Data, Extent, Fault, Flags, Op, Outcome, Request};
 use tidegate_core::units::Time;
 
 /// A rejected write's payload is read and discarded up to this size. Beyond it the connection is closed: twice the
 /// protocol's limit is no mistake, and reading it would be wasted work.
 const SKIP_MAX: u32 = 2 * PAYLOAD_MAX;
-/// Extents in one reply: at most 128 KiB. The client requests the rest.
+/// Extents of one context in one reply: at most 128 KiB. The client requests the rest.
 pub const EXTENTS_MAX: usize = 16 << 10;
+/// Extents of one bitmap in one reply: at most 16 KiB.
+pub const BITMAP_EXTENTS_MAX: usize = 2048;
 /// Bytes of a chunk's offset, or of its metadata context's id.
 const OFFSET_BYTES: usize = 8;
 const CONTEXT_BYTES: usize = 4;
@@ -39,6 +42,8 @@ pub struct Session {
     abilities: Abilities,
     structured: bool,
     context: Option<u32>,
+    /// Its bitmaps, with the ids of their contexts.
+    bitmaps: Vec<(u32, Bitmap)>,
 }
 
 /// The meaning of received bytes. All but [`Step::Need`] and [`Step::Violation`] have consumed [`REQUEST_BYTES`]. The
@@ -169,6 +174,7 @@ impl Session {
             export,
             structured,
             context,
+            bitmaps: _,
         } = negotiated;
         Session {
             size: export.size,
@@ -176,7 +182,15 @@ impl Session {
             abilities: export.abilities,
             structured: *structured,
             context: *context,
+            bitmaps: Vec::new(),
         }
+    }
+
+    /// Answers the block status of these bitmaps, too. They come with the ids that were negotiated.
+    #[must_use]
+    pub fn with_bitmaps(mut self, bitmaps: Vec<(u32, Bitmap)>) -> Session {
+        self.bitmaps = bitmaps;
+        self
     }
 
     /// Sets a new disk size. NBD has no message for it. A client that learns the size otherwise may use it.
@@ -274,7 +288,7 @@ impl Session {
             Op::Discard => self.abilities.has(Abilities::TRIM),
             Op::WriteZeroes => self.abilities.has(Abilities::WRITE_ZEROES),
             Op::Prefetch => self.abilities.has(Abilities::CACHE),
-            Op::Extents => self.context.is_some(),
+            Op::Extents => self.context.is_some() || !self.bitmaps.is_empty(),
         }
     }
 
@@ -331,9 +345,9 @@ impl Session {
         )
     }
 
-    /// Appends the complete reply to a successful block status. `extents` begin at `request.offset`. They are cut at the
-    /// end of the request, and adjacent ones of one kind are merged. Without extents, the whole range is reported as
-    /// data, which is always valid.
+    /// Appends the complete reply to a successful block status: a chunk for each context. `extents` begin at
+    /// `request.offset`. They are cut at the end of the request, and adjacent ones of one kind are merged. Without
+    /// extents, the whole range is reported as data, which is always valid.
     ///
     /// # Panics
     /// If `request` is not a request for extents from [`Session::decode`].
@@ -343,49 +357,84 @@ impl Session {
         extents: impl IntoIterator<Item = Extent>,
         out: &mut Vec<u8>,
     ) {
-        let context = self
-            .context
-            .expect("block status is rejected unless its context was selected");
-        let start = out.len();
-        let mut left = request.len;
-        // The chunk's length is filled in at the end.
-        let head = Head::chunk(
-            request.cookie,
-            chunk::BLOCK_STATUS,
-            0,
-            context.to_be_bytes(),
+        assert!(
+            self.offered(Op::Extents),
+            "block status is rejected unless a context was selected"
         );
-        out.extend_from_slice(head.as_bytes());
-        let most = if request.first_only { 1 } else { EXTENTS_MAX };
-        let mut written = 0;
-        let mut current: Option<(u32, ExtentKind)> = None;
-        for extent in extents {
-            let len = u32::try_from(extent.len).unwrap_or(u32::MAX).min(left);
-            left -= len;
-            current = match current {
-                Some((so_far, kind)) if kind == extent.kind => Some((so_far + len, kind)),
-                before => {
-                    if let Some((len, kind)) = before {
-                        out.extend_from_slice(&encode_extent(len, kind));
-                        written += 1;
-                    }
-                    Some((len, extent.kind))
-                }
-            };
-            if left == 0 || written == most {
-                break;
-            }
+        let last = |flags: bool| if flags { chunk::DONE } else { 0 };
+        if let Some(context) = self.context {
+            let flags = last(self.bitmaps.is_empty());
+            let extents = extents.into_iter().map(|extent| {
+                let len = u32::try_from(extent.len).unwrap_or(u32::MAX);
+                (len, state_of(extent.kind))
+            });
+            status(request, (flags, context), EXTENTS_MAX, extents, out);
         }
-        if written < most {
-            let (len, kind) = current.unwrap_or((request.len, ExtentKind::Data));
-            out.extend_from_slice(&encode_extent(len, kind));
+        for (nth, (context, bitmap)) in self.bitmaps.iter().enumerate() {
+            let flags = last(nth + 1 == self.bitmaps.len());
+            let extents = bitmap.extents(request.offset, request.len);
+            status(request, (flags, *context), BITMAP_EXTENTS_MAX, extents, out);
         }
-        let payload = len32(out.len() - start - CHUNK_BYTES);
-        out[start + 16..start + 20].copy_from_slice(&payload.to_be_bytes());
     }
 
-    /// The most bytes that [`extents`](Session::extents) appends.
+    /// The most bytes that [`extents`](Session::extents) appends, if it is given at most so many extents.
+    pub fn extents_room(&self, request: &ClientRequest, extents: usize) -> usize {
+        let one = |most: usize| {
+            let most = if request.first_only { 1 } else { most };
+            CHUNK_BYTES + CONTEXT_BYTES + most * EXTENT_BYTES
+        };
+        one(extents.clamp(1, EXTENTS_MAX)) + self.bitmaps.len() * one(BITMAP_EXTENTS_MAX)
+    }
+
+    /// The most bytes that [`extents`](Session::extents) appends for `base:allocation`.
     pub const EXTENTS_REPLY_MAX: usize = CHUNK_BYTES + CONTEXT_BYTES + EXTENTS_MAX * EXTENT_BYTES;
+}
+
+/// Appends the chunk of one context. Extents are lengths and states.
+fn status(
+    request: &ClientRequest,
+    (flags, context): (u16, u32),
+    most: usize,
+    extents: impl Iterator<Item = (u32, u32)>,
+    out: &mut Vec<u8>,
+) {
+    let start = out.len();
+    let mut left = request.len;
+    // The chunk's length is filled in at the end.
+    let head = Head::chunk(
+        request.cookie,
+        chunk::BLOCK_STATUS,
+        0,
+        context.to_be_bytes(),
+    );
+    out.extend_from_slice(head.as_bytes());
+    out[start + 4..start + 6].copy_from_slice(&flags.to_be_bytes());
+    let most = if request.first_only { 1 } else { most };
+    let mut written = 0;
+    let mut current: Option<(u32, u32)> = None;
+    for (len, state) in extents {
+        let len = len.min(left);
+        left -= len;
+        current = match current {
+            Some((so_far, before)) if before == state => Some((so_far + len, state)),
+            before => {
+                if let Some((len, state)) = before {
+                    out.extend_from_slice(&encode_extent(len, state));
+                    written += 1;
+                }
+                Some((len, state))
+            }
+        };
+        if left == 0 || written == most {
+            break;
+        }
+    }
+    if written < most {
+        let (len, state) = current.unwrap_or((request.len, 0));
+        out.extend_from_slice(&encode_extent(len, state));
+    }
+    let payload = len32(out.len() - start - CHUNK_BYTES);
+    out[start + 16..start + 20].copy_from_slice(&payload.to_be_bytes());
 }
 
 impl ClientRequest {

@@ -54,6 +54,12 @@ pub const PAYLOAD_MAX: u32 = 32 << 20;
 pub const STRING_MAX: usize = 4096;
 /// The only standard metadata context.
 pub const BASE_ALLOCATION: &str = "base:allocation";
+/// The namespace of standard metadata contexts.
+pub const BASE_NAMESPACE: &str = "base:";
+/// The namespace of QEMU's metadata contexts.
+pub const QEMU_NAMESPACE: &str = "qemu:";
+/// The metadata context of a dirty bitmap, before the bitmap's name.
+pub const DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
 
 /// Flags of the greeting. The client replies with the same bits.
 pub mod hello {
@@ -197,8 +203,10 @@ pub mod errno {
     pub const ESHUTDOWN: u32 = 108;
 }
 
-/// States of `base:allocation`.
+/// States of `base:allocation`, and of a dirty bitmap.
 pub mod state {
+    /// Of a dirty bitmap: it differs from the older state.
+    pub const DIRTY: u32 = 1;
     /// Not allocated.
     pub const HOLE: u32 = 1;
     /// Reads as zeroes.
@@ -377,13 +385,17 @@ pub const fn fault_of(errno: u32) -> Fault {
     }
 }
 
-/// Encodes one extent of a block status chunk.
-pub(crate) fn encode_extent(len: u32, kind: ExtentKind) -> [u8; EXTENT_BYTES] {
-    let state = match kind {
+/// The state of a kind of extent in `base:allocation`.
+pub(crate) const fn state_of(kind: ExtentKind) -> u32 {
+    match kind {
         ExtentKind::Data => 0,
         ExtentKind::Hole => state::HOLE | state::ZERO,
         ExtentKind::Zero => state::ZERO,
-    };
+    }
+}
+
+/// Encodes one extent of a block status chunk.
+pub(crate) fn encode_extent(len: u32, state: u32) -> [u8; EXTENT_BYTES] {
     let mut bytes = [0; EXTENT_BYTES];
     bytes[..4].copy_from_slice(&len.to_be_bytes());
     bytes[4..].copy_from_slice(&state.to_be_bytes());
@@ -446,7 +458,10 @@ mod tests {
     fn every_kind_of_extent_decodes_from_its_state() {
         for kind in [ExtentKind::Data, ExtentKind::Hole, ExtentKind::Zero] {
             let extent = Extent { len: 4096, kind };
-            assert_eq!(decode_extent(&encode_extent(4096, kind)), Some(extent));
+            assert_eq!(
+                decode_extent(&encode_extent(4096, state_of(kind))),
+                Some(extent)
+            );
         }
         assert_eq!(decode_extent(&[0; EXTENT_BYTES]), None);
     }

@@ -8,6 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use tidegate_core::request::{Extent, ExtentKind, Fault, Op};
+use tidegate_front::nbd::bitmap::Bitmap;
 use tidegate_front::nbd::handshake::{
     ExportInfo, Handshake, Negotiated, Refusal, Step as Shake, Tls,
 };
@@ -115,6 +116,7 @@ fn export(size: u64, more: Abilities) -> ExportInfo {
         description: "memory for a test".to_owned(),
         size,
         abilities: abilities.into_iter().fold(more, Abilities::with),
+        bitmaps: vec!["monday".to_owned(), "tuesday".to_owned()],
         ..ExportInfo::default()
     }
 }
@@ -124,7 +126,14 @@ fn serve(mut client: UnixStream, disk: &Mutex<Memory>, export: &ExportInfo) -> s
     let Some(negotiated) = negotiate(&mut client, &mut input, export)? else {
         return Ok(());
     };
-    let session = Session::new(&negotiated);
+    // Since monday the second 64 KiB differ, and the last; since tuesday nothing.
+    let last = export.size - (64 << 10)..export.size;
+    let bitmaps = negotiated.bitmaps.iter().map(|(id, name)| {
+        let monday = vec![64 << 10..128 << 10, last.clone()];
+        let ranges = if name == "monday" { monday } else { Vec::new() };
+        (*id, Bitmap::new(ranges))
+    });
+    let session = Session::new(&negotiated).with_bitmaps(bitmaps.collect());
     loop {
         match session.decode(&input) {
             Step::Need(bytes) => receive(&mut client, &mut input, bytes)?,

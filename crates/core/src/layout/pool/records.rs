@@ -234,6 +234,13 @@ impl Table {
         chunks.filter_map(|(number, chunk)| chunk.as_ref().map(|chunk| (number, chunk)))
     }
 
+    /// The same, from this number on.
+    pub(super) fn chunks_from(&self, from: u32) -> impl Iterator<Item = (u32, &Chunk)> {
+        let chunks = self.chunks.get(from as usize..).unwrap_or_default();
+        let chunks = (from..).zip(chunks);
+        chunks.filter_map(|(number, chunk)| chunk.as_ref().map(|chunk| (number, chunk)))
+    }
+
     /// One more than the highest number of a grant.
     pub(super) fn chunks_end(&self) -> u32 {
         u32::try_from(self.chunks.len()).expect("grants are bounded")

@@ -20,6 +20,7 @@ use tidegate_core::curve::Curve;
 use tidegate_core::filter::FilterReport;
 use tidegate_core::filter::stats::Pulse;
 use tidegate_core::layout::cache::policy::Exported;
+use tidegate_core::layout::pool::{Changes, Generation, Searched};
 use tidegate_core::layout::{LayoutReport, Target};
 use tidegate_core::request::DiskId;
 use tidegate_core::shard::DiskReport;
@@ -27,6 +28,8 @@ use tidegate_core::units::{Span, Time};
 
 /// The most work of a turn, which is not interrupted within a disk: about 50 us.
 const TURN_BUDGET: usize = 256;
+/// Cost of a part of a search for changes: 16,384 records are read, in some 50 us.
+const CHANGES: usize = TURN_BUDGET;
 /// Cost of the histograms of a `stats` filter: 61,440 bytes in 16 pieces are allocated and copied, in some 50 us.
 const HISTOGRAMS: usize = TURN_BUDGET;
 /// Cost of a miss-ratio curve: some 400 buckets are summed, and 2,048 places visited.
@@ -120,6 +123,16 @@ pub struct DiskPulse {
     pub sums: Option<Pulse>,
 }
 
+/// A search for what may differ between two generations of a pool's disk.
+pub(crate) struct ChangeSearch {
+    pub(crate) disk: DiskId,
+    pub(crate) from: Generation,
+    pub(crate) to: Generation,
+    pub(crate) found: Changes,
+    /// Told everything, or nothing if there is no such generation.
+    pub(crate) reply: Sender<Option<Changes>>,
+}
+
 /// A query, and its progress.
 pub(crate) enum Query {
     /// Everything about the thread and its disks.
@@ -132,6 +145,8 @@ pub(crate) enum Query {
     PolicyState(DiskId, Vec<u8>, Sender<Option<Vec<u8>>>),
     /// The state of a disk's layout, if it has one; nothing for an unknown disk.
     Layout(DiskId, Sender<Option<Option<LayoutReport>>>),
+    /// What may differ between two generations of a pool's disk, and what of it is found.
+    Changes(Box<ChangeSearch>),
     /// Which targets of a disk have I/O in flight.
     Busy(DiskId, Sender<Vec<Target>>),
     /// The sums only.
@@ -147,6 +162,7 @@ impl Query {
             | Query::PolicyState(disk, ..)
             | Query::Layout(disk, _)
             | Query::Busy(disk, _) => Some(*disk),
+            Query::Changes(search) => Some(search.disk),
             Query::Report(_) | Query::Pulse(_) => None,
         }
     }
@@ -280,6 +296,18 @@ impl IoThread {
             Query::Layout(disk, reply) => {
                 let here = self.attached_disk(*disk);
                 let _ = reply.send(here.map(|_| self.cx.shard.layout_report(*disk)));
+                true
+            }
+            Query::Changes(search) => {
+                let ChangeSearch { disk, from, to, .. } = **search;
+                let shard = &self.cx.shard;
+                let searched = shard.find_changes(disk, from, to, &mut search.found);
+                *left = left.saturating_sub(CHANGES);
+                if searched == Some(Searched::Part) {
+                    return false;
+                }
+                let found = searched.map(|_| std::mem::take(&mut search.found));
+                let _ = search.reply.send(found);
                 true
             }
             Query::Busy(disk, reply) => {

@@ -45,6 +45,7 @@ fn disk0() -> ExportInfo {
         size: 1 << 20,
         abilities: Abilities::FLUSH.with(Abilities::TRIM),
         block: BlockSizes::default(),
+        bitmaps: vec!["monday".to_owned(), "tuesday".to_owned()],
     }
 }
 
@@ -146,7 +147,7 @@ fn block_status_needs_the_export_whose_context_was_selected_last() {
     let unset: (u32, &[u8]) = (option::SET_META_CONTEXT, &unknown);
     let go: (u32, &[u8]) = (option::GO, &data);
     for (options, context) in [
-        (vec![structured, set, go], Some(CONTEXT)),
+        (vec![structured, set, go], Some(1)),
         (vec![structured, set, unset, go], None),
         (vec![set, structured, go], None),
         (vec![structured, go], None),
@@ -192,10 +193,15 @@ fn a_context_selected_for_one_export_does_not_apply_to_another() {
 #[test]
 fn contexts_are_listed_by_name_by_namespace_and_all_together() {
     for (queries, count) in [
-        (vec![], 1),
+        (vec![], 3),
         (vec!["base:"], 1),
         (vec!["base:allocation", "base:"], 1),
+        (vec!["qemu:"], 2),
+        (vec!["qemu:dirty-bitmap:"], 2),
+        (vec!["qemu:dirty-bitmap:tuesday", "base:allocation"], 2),
+        (vec!["qemu:dirty-bitmap:friday"], 0),
         (vec!["qemu:dirty-bitmap"], 0),
+        (vec!["qemu:allocation-depth"], 0),
     ] {
         let query = meta_query("disk0", &queries);
         let input = hello_from(
@@ -210,6 +216,70 @@ fn contexts_are_listed_by_name_by_namespace_and_all_together() {
             .iter()
             .filter(|(_, code)| *code == reply::META_CONTEXT);
         assert_eq!(contexts.count(), count, "{queries:?}");
+    }
+}
+
+/// What a client that selects these contexts of `disk0` ends up with, and the replies.
+fn selected(export: &ExportInfo, queries: &[&str]) -> (Negotiated, Vec<(u32, u32)>) {
+    let (query, data) = (meta_query("disk0", queries), go("disk0", &[]));
+    let structured: (u32, &[u8]) = (option::STRUCTURED_REPLY, &[]);
+    let set: (u32, &[u8]) = (option::SET_META_CONTEXT, &query);
+    let input = hello_from(FIXED, &[structured, set, (option::GO, &data)]);
+    let (mut server, mut out) = (Handshake::new(Tls::Off), Vec::new());
+    let mut rest = &input[..];
+    loop {
+        let (used, step) = server.advance(rest, &mut out);
+        rest = &rest[used..];
+        match step {
+            Step::Lookup(_) => server.found(Ok(export.clone()), &mut out),
+            Step::Finished(negotiated) => return (negotiated, codes(&out[18..])),
+            step => panic!("{step:?}"),
+        }
+    }
+}
+
+#[test]
+fn bitmaps_are_selected_by_their_names_and_not_by_wildcards() {
+    let bitmaps = |queries: &[&str]| selected(&disk0(), queries).0.bitmaps;
+    let named = |id: u32, name: &str| (id, name.to_owned());
+    let tuesday = "qemu:dirty-bitmap:tuesday";
+    assert_eq!(bitmaps(&[tuesday]), [named(3, "tuesday")]);
+    let both = [
+        tuesday,
+        "base:allocation",
+        "qemu:dirty-bitmap:monday",
+        tuesday,
+    ];
+    assert_eq!(bitmaps(&both), [named(2, "monday"), named(3, "tuesday")]);
+    assert_eq!(selected(&disk0(), &both).0.context, Some(1));
+    assert_eq!(selected(&disk0(), &[tuesday]).0.context, None);
+    for none in ["qemu:", "qemu:dirty-bitmap:", "qemu:dirty-bitmap:friday"] {
+        assert_eq!(bitmaps(&[none]), [], "{none}");
+    }
+}
+
+#[test]
+fn a_client_that_selects_too_many_bitmaps_gets_an_error_and_none() {
+    let names = |count: usize| (0..count).map(|nth| format!("s{nth}")).collect::<Vec<_>>();
+    let queries = |count: usize| {
+        let names = names(count).into_iter();
+        names
+            .map(|name| format!("qemu:dirty-bitmap:{name}"))
+            .collect::<Vec<_>>()
+    };
+    let export = ExportInfo {
+        bitmaps: names(40),
+        ..disk0()
+    };
+    for (count, left, code) in [
+        (BITMAPS_MAX, BITMAPS_MAX, reply::ACK),
+        (BITMAPS_MAX + 1, 0, reply::ERR_TOO_BIG),
+    ] {
+        let queries = queries(count);
+        let queries: Vec<&str> = queries.iter().map(String::as_str).collect();
+        let (negotiated, codes) = selected(&export, &queries);
+        assert_eq!(negotiated.bitmaps.len(), left);
+        assert!(codes.contains(&(option::SET_META_CONTEXT, code)), "{count}");
     }
 }
 

@@ -2,12 +2,14 @@
 
 use super::*;
 use crate::nbd::handshake::{BlockSizes, ExportInfo};
+use tidegate_core::request::ExtentKind;
 
 const ALL: Abilities = Abilities::from_bits(u16::MAX).without(Abilities::READ_ONLY);
 const SIZE: u64 = 64 << 20;
 
 fn session(abilities: Abilities) -> Session {
     Session::new(&Negotiated {
+        bitmaps: Vec::new(),
         export: ExportInfo {
             size: SIZE,
             abilities,
@@ -265,6 +267,89 @@ fn a_reply_of_extents_has_a_maximum_length() {
     let mut out = Vec::new();
     session(ALL).extents(&request(Op::Extents, u32::MAX), extents, &mut out);
     assert_eq!(out.len(), Session::EXTENTS_REPLY_MAX);
+}
+
+/// A chunk of a reply: its flags, context and extents (length, state).
+type Chunk = (u16, u32, Vec<(u32, u32)>);
+
+fn chunks(mut reply: &[u8]) -> Vec<Chunk> {
+    let mut chunks = Vec::new();
+    while !reply.is_empty() {
+        let mut head = crate::nbd::wire::Fields(reply);
+        assert_eq!(head.u32(), Some(CHUNK));
+        let (flags, kind) = (head.u16().unwrap(), head.u16().unwrap());
+        assert_eq!((kind, head.u64()), (chunk::BLOCK_STATUS, Some(7)));
+        let payload = head.u32().unwrap() as usize;
+        let context = head.u32().unwrap();
+        let mut extents = Vec::new();
+        for _ in 0..(payload - CONTEXT_BYTES) / EXTENT_BYTES {
+            extents.push((head.u32().unwrap(), head.u32().unwrap()));
+        }
+        chunks.push((flags, context, extents));
+        reply = &reply[CHUNK_BYTES + payload..];
+    }
+    chunks
+}
+
+#[test]
+fn each_selected_context_has_its_chunk_and_the_last_one_ends_the_reply() {
+    let data = Extent {
+        len: 64 << 10,
+        kind: ExtentKind::Data,
+    };
+    let monday = Bitmap::new(vec![0..8192, 16384..SIZE]);
+    let bitmaps = vec![(2, monday), (5, Bitmap::default())];
+    let whole = session(ALL).with_bitmaps(bitmaps.clone());
+    let mut reply = Vec::new();
+    whole.extents(&request(Op::Extents, 64 << 10), [data], &mut reply);
+    let rest = (4096 + (64 << 10)) - 16384;
+    let expected = [
+        (0, 1, vec![(64 << 10, 0)]),
+        (0, 2, vec![(4096, 1), (8192, 0), (rest, 1)]),
+        (chunk::DONE, 5, vec![(64 << 10, 0)]),
+    ];
+    assert_eq!(chunks(&reply), expected);
+    assert!(reply.len() <= whole.extents_room(&request(Op::Extents, 64 << 10), 1));
+    let mut only = whole;
+    only.context = None;
+    let step = only.decode(
+        &RequestHeader {
+            flags: command_flag::REQ_ONE,
+            command: command::BLOCK_STATUS,
+            cookie: 7,
+            offset: 4096,
+            len: 64 << 10,
+        }
+        .encode(),
+    );
+    let Step::Request(first) = step else {
+        panic!("{step:?}")
+    };
+    let mut reply = Vec::new();
+    only.extents(&first, [data], &mut reply);
+    let expected = [
+        (0, 2, vec![(4096, 1)]),
+        (chunk::DONE, 5, vec![(64 << 10, 0)]),
+    ];
+    assert_eq!(chunks(&reply), expected);
+    assert!(reply.len() <= only.extents_room(&first, 1));
+}
+
+#[test]
+fn a_bitmap_of_many_ranges_is_answered_in_parts() {
+    let ranges = (0..10_000_u64).map(|nth| nth * 2048..nth * 2048 + 1024);
+    let bitmap = Bitmap::new(ranges.collect());
+    let session = session(ALL).with_bitmaps(vec![(2, bitmap)]);
+    let all = ClientRequest {
+        offset: 0,
+        ..request(Op::Extents, 64 << 20)
+    };
+    let mut reply = Vec::new();
+    session.extents(&all, [], &mut reply);
+    assert!(reply.len() <= session.extents_room(&all, 1));
+    let chunks = chunks(&reply);
+    assert_eq!(chunks[1].2.len(), BITMAP_EXTENTS_MAX);
+    assert!(chunks[1].2.iter().all(|(len, _)| *len == 1024));
 }
 
 #[test]

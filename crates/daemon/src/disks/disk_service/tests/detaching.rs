@@ -121,6 +121,7 @@ fn writing(stage: &Stage, disk: &str, byte: u8) -> UnixStream {
     let live = stage.disk_service.live.get(&name(disk)).unwrap();
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let negotiated = Negotiated {
+        bitmaps: Vec::new(),
         export: live.export_info(),
         structured: false,
         context: None,
