@@ -15,9 +15,11 @@
 use crate::layout::pool::{Geometry, SUB_BLOCKS};
 
 pub mod broker;
+pub mod heat;
 pub mod level;
 pub mod members;
 pub mod superblock;
+pub mod tiering;
 
 /// The smallest part of an extent that a disk can have, in bytes. Origin: the format, version 1.
 pub const SUB_BLOCK: u64 = 64 << 10;

@@ -490,6 +490,10 @@ impl Layout for Mirror {
             | LayoutOrder::DeleteGeneration(_)
             | LayoutOrder::Hold
             | LayoutOrder::Go
+            | LayoutOrder::Vacate { .. }
+            | LayoutOrder::Place { .. }
+            | LayoutOrder::Readers(_)
+            | LayoutOrder::HomeMoved { .. }
             | LayoutOrder::Standing { .. }
             | LayoutOrder::Unrecorded(_) => Err(OrderRefusal::NotPooled),
             LayoutOrder::Rate(rate) => {

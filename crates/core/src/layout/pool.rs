@@ -51,7 +51,8 @@ pub use intent::Intent;
 use intent::IntentState;
 use open::Opening;
 use ops::{Wait, Waiting, Writing};
-use records::Table;
+use records::{MOVING, Table};
+use relocate::{Both, Relocation};
 use resync::Rebuilds;
 use root::RootState;
 pub use setup::{
@@ -74,6 +75,7 @@ mod open;
 mod ops;
 mod read;
 mod records;
+mod relocate;
 mod resync;
 mod root;
 mod setup;
@@ -119,6 +121,9 @@ pub struct Pool {
     deletion: Option<Deletion>,
     intent: IntentState,
     rebuilds: Rebuilds,
+    relocation: Relocation,
+    /// Writes to extents that move.
+    both: Slots<Both>,
     /// When something is tried again.
     retry_at: Option<Time>,
     /// When work goes on that was interrupted for others.
@@ -152,6 +157,9 @@ const INTENT: u64 = 10 << 60;
 const OPEN_INTENT: u64 = 11 << 60;
 const OPEN_REPAIR: u64 = 12 << 60;
 const REBUILD: u64 = 13 << 60;
+/// Parts of a relocation, which a further number tells apart.
+const RELOCATE: u64 = 14 << 60;
+const HOME_BLOCK: u64 = 15 << 60;
 const KIND: u64 = 15 << 60;
 
 fn column_of(tag: u64) -> Target {
@@ -219,6 +227,8 @@ impl Pool {
             deletion: None,
             intent: IntentState::new(setup.members.iter().any(|members| members.len() > 1)),
             rebuilds: Rebuilds::default(),
+            relocation: Relocation::default(),
+            both: Slots::new(),
             retry_at: None,
             step_at: None,
             paused: false,
@@ -284,7 +294,9 @@ impl Pool {
         let place = self.table.first(self.extent_at(io.offset))?;
         let record = self.table.at(place);
         let wanted = self.range_bits(io.offset, io.len);
-        let is_own = record.generation == self.current() && !Table::is_mark(place);
+        let is_own = record.generation == self.current()
+            && record.flags & MOVING == 0
+            && !Table::is_mark(place);
         if !is_own || record.seen & wanted != wanted {
             return None;
         }
@@ -311,6 +323,7 @@ impl Pool {
         self.refill(cx);
         self.go_through_gate(cx);
         self.delete_on(cx);
+        self.relocate(cx);
         self.plan_release(cx);
         self.write_intents(cx);
         self.cool_on(cx);
@@ -392,6 +405,7 @@ impl Layout for Pool {
             ZERO => self.zeroed(cx, number(tag), outcome),
             EQUAL => self.equal_done(cx, outcome),
             REBUILD => self.rebuild_done(cx, column_of(tag), outcome),
+            RELOCATE => self.relocation_done(cx, tag, outcome),
             _ => self.flushed(cx, outcome),
         }
     }
@@ -403,6 +417,7 @@ impl Layout for Pool {
             INTENT => self.intent_written(cx, number(tag), outcome.map(|_| ())),
             OPEN_REPAIR => self.repaired(cx, outcome.map(|_| ())),
             OPEN_INTENT => self.intent_read(cx, tag, outcome),
+            HOME_BLOCK => self.home_block_written(cx, outcome.map(|_| ())),
             OPEN_ROOT => self.root_read(cx, tag, outcome),
             _ => self.header_read(cx, tag, outcome),
         }
@@ -416,6 +431,7 @@ impl Layout for Pool {
 
     fn arena_ready(&mut self, cx: &mut LayoutCx<'_>) {
         self.retry(cx, Wait::Slot);
+        self.go_on(cx);
     }
 
     fn deadline(&self) -> Option<Time> {
@@ -425,6 +441,7 @@ impl Layout for Pool {
             self.space.commit_at,
             self.intent.cool_at,
             self.rebuilds.deadline(),
+            self.relocation.at,
         ];
         timed.into_iter().flatten().min()
     }
@@ -434,6 +451,7 @@ impl Layout for Pool {
         if self.step_at.take_if(|at| *at <= now).is_some() {
             self.retry(cx, Wait::Step);
         }
+        self.relocation.tick(now);
         let retries = self.retry_at.take_if(|at| *at <= now).is_some();
         if retries {
             self.space.may_want_again();
@@ -474,6 +492,14 @@ impl Layout for Pool {
             LayoutOrder::TakeSnapshot => self.order_snapshot(cx),
             LayoutOrder::RollBack(to) => self.order_roll_back(cx, to),
             LayoutOrder::DeleteGeneration(gone) => self.order_deletion(cx, gone),
+            LayoutOrder::Vacate { columns } => self.order_vacate(cx, columns),
+            LayoutOrder::Place {
+                extent,
+                count,
+                columns,
+            } => self.order_place(cx, extent, count, columns),
+            LayoutOrder::Readers(reads) => self.order_readers(cx, reads),
+            LayoutOrder::HomeMoved { from, to } => self.order_home_moved(cx, from, to),
             LayoutOrder::Hold => self.order_hold(cx),
             LayoutOrder::Go => self.order_go(cx),
             LayoutOrder::Rate(rate) => {
@@ -504,9 +530,10 @@ impl Layout for Pool {
 
     fn pooled(&self) -> Option<PoolReport> {
         let own = self.table.chunks().filter(|(_, chunk)| chunk.owner == 0);
-        let (mut mapped, mut grants) = (0, 0);
+        let (mut mapped, mut free, mut grants) = (0, 0, 0);
         for (_, chunk) in own {
             mapped += u64::from(chunk.mapped);
+            free += u64::from(chunk.free);
             grants += 1;
         }
         let generations = self.forest.own().map(|place| {
@@ -526,8 +553,13 @@ impl Layout for Pool {
             is_view: self.view.is_some(),
             mapped,
             zeroed: self.space.zeroed() as u64,
-            free: self.table.free(),
+            free,
             releasing: self.space.releasing() as u64,
+            moving: self.relocation.moves.filling(),
+            moved: self.relocation.moved,
+            to_move: self.to_move(),
+            held: self.relocation.held(),
+            unplaced: self.relocation.unplaced(),
             grants,
             current: match is_known {
                 true => self.forest.at(self.current()).number,
@@ -567,6 +599,7 @@ impl Layout for Pool {
 
     fn pause(&mut self, cx: &mut LayoutCx<'_>) {
         self.paused = true;
+        self.stop_relocation(cx);
         self.commit_rest(cx);
     }
 
@@ -577,6 +610,7 @@ impl Layout for Pool {
 
     fn detaching(&mut self, cx: &mut LayoutCx<'_>) {
         self.detaching = true;
+        self.stop_relocation(cx);
         self.give_up_gate(cx);
         if self.is_exhausted() {
             for op in self.waiting.take(Wait::Space) {
@@ -588,6 +622,7 @@ impl Layout for Pool {
     fn close(&mut self, cx: &mut LayoutCx<'_>) {
         self.paused = true;
         self.cool_all();
+        self.stop_relocation(cx);
         self.commit_rest(cx);
     }
 }

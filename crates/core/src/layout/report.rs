@@ -206,6 +206,31 @@ pub enum LayoutOrder {
     },
     /// The catalog could not record that a member is behind: what waits for that fails.
     Unrecorded(Target),
+    /// Move everything that the disk of a pool has on these columns, one bit each, to others, and use none of them. None: use
+    /// all again. [`LayoutNotice::Vacated`] follows.
+    Vacate {
+        /// The columns.
+        columns: u32,
+    },
+    /// Move these extents of a pool's disk to some columns, as far as there is room.
+    Place {
+        /// The first one.
+        extent: u32,
+        /// How many.
+        count: u32,
+        /// The columns, one bit each.
+        columns: u32,
+    },
+    /// Others read frozen generations of the disk, as far as it knows, or nobody does: then these may move. Others may begin to
+    /// read once this is answered. After the disk was attached others may read.
+    Readers(bool),
+    /// The catalog has exchanged the grants of these indexes, after [`LayoutNotice::HomeMoved`].
+    HomeMoved {
+        /// The index of the grant that has headers.
+        from: u32,
+        /// The other one.
+        to: u32,
+    },
 }
 
 impl LayoutOrder {
@@ -220,6 +245,10 @@ impl LayoutOrder {
                 | LayoutOrder::DeleteGeneration(_)
                 | LayoutOrder::Hold
                 | LayoutOrder::Go
+                | LayoutOrder::Vacate { .. }
+                | LayoutOrder::Place { .. }
+                | LayoutOrder::Readers(_)
+                | LayoutOrder::HomeMoved { .. }
         )
     }
 
@@ -272,6 +301,8 @@ pub enum OrderRefusal {
     TooMany,
     /// The grant does not fit: its index or its column is not the pool's.
     BadGrant,
+    /// The disk would have no column left, or there is no such column.
+    NoColumn,
 }
 
 /// Why a member is not used any more.
@@ -379,6 +410,16 @@ pub enum LayoutNotice {
         member: Target,
         /// Why.
         cause: DropCause,
+    },
+    /// Nothing of the disk is left on the columns that were to be empty.
+    Vacated,
+    /// Exchange the grants of these indexes in one commit of the catalog, and answer with [`LayoutOrder::HomeMoved`]: what
+    /// the headers lie in moves. Nothing becomes durable until then.
+    HomeMoved {
+        /// The index of the grant that has headers.
+        from: u32,
+        /// The other one.
+        to: u32,
     },
     /// No device of the cache is left.
     CacheLost {

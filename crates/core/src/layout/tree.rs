@@ -883,7 +883,9 @@ impl Tree {
             | LayoutNotice::GrantWanted { .. }
             | LayoutNotice::GrantEmpty { .. }
             | LayoutNotice::Generation(_)
-            | LayoutNotice::GenerationGone(_) => notice,
+            | LayoutNotice::GenerationGone(_)
+            | LayoutNotice::Vacated
+            | LayoutNotice::HomeMoved { .. } => notice,
             LayoutNotice::Behind { member, cause } => LayoutNotice::Behind {
                 member: name(member),
                 cause,
@@ -980,6 +982,10 @@ impl Tree {
             | LayoutOrder::Go
             | LayoutOrder::Standing { .. }
             | LayoutOrder::Unrecorded(_)
+            | LayoutOrder::Vacate { .. }
+            | LayoutOrder::Place { .. }
+            | LayoutOrder::Readers(_)
+            | LayoutOrder::HomeMoved { .. }
             | LayoutOrder::Rate(_) => return self.order_leaves(cx, order),
         };
         if usize::from(member.0) >= self.members.count {

@@ -87,7 +87,9 @@ pub(crate) fn happening(
         | LayoutNotice::GrantEmpty { .. }
         | LayoutNotice::Generation(_)
         | LayoutNotice::GenerationGone(_)
-        | LayoutNotice::Behind { .. } => return None,
+        | LayoutNotice::Behind { .. }
+        | LayoutNotice::Vacated
+        | LayoutNotice::HomeMoved { .. } => return None,
     })
 }
 

@@ -620,6 +620,10 @@ fn order_refused(refusal: OrderRefusal) -> Error {
             Kind::Invalid,
             "the pool's catalog gave the disk space that the disk cannot use: check the pool",
         ),
+        OrderRefusal::NoColumn => (
+            Kind::Invalid,
+            "the disk would have no part of the pool left: name fewer groups",
+        ),
     };
     Error::new(kind, why)
 }

@@ -8,6 +8,7 @@
 //! - a header that was not written stays to be written, in the same place; nobody was told that it is durable
 
 use super::blocks::{Entry, Header, Owner};
+use super::records::Space;
 use super::setup::{EXTENTS_MAX, Generation};
 use super::{FLUSH, HEADER, NONE, Pool};
 use crate::block::BLOCK;
@@ -38,6 +39,10 @@ pub(super) enum Waiter {
     Deletion,
     /// Extents that become cold.
     Intent,
+    /// Extents whose new places are to be durable.
+    Moves,
+    /// Readers of frozen generations.
+    Readers,
     Nobody,
 }
 
@@ -69,7 +74,8 @@ impl Pool {
 
     /// Begins a commit if anybody waits for one and none is under way.
     pub(super) fn begin_commit(&mut self, cx: &mut LayoutCx<'_>) {
-        if self.commit.is_some() || self.waiters.is_empty() || !self.is_open() {
+        let is_idle = self.commit.is_none() && !self.is_moving_home();
+        if !is_idle || self.waiters.is_empty() || !self.is_open() {
             return;
         }
         if self.root.is_doubtful {
@@ -107,25 +113,41 @@ impl Pool {
         }
     }
 
+    /// Whether the commit that is under way lets readers in.
+    pub(super) fn is_committing_readers(&self) -> bool {
+        let commit = self.commit.as_ref();
+        commit.is_some_and(|commit| commit.waiters.contains(&Waiter::Readers))
+    }
+
     /// A header as it has to be written now.
     fn pending(&mut self, number: u32) -> Pending {
         let header = self.table.header_mut(number);
         header.sequence += 1;
         let (sequence, changed) = (header.sequence, header.changed);
         let chunk = self.table.chunk(number);
-        let entry = |place: u32| {
+        let entry_of = |place: u32, sub_blocks: u16| {
             let record = self.table.at(place);
-            match record.extent == NONE || record.bits == 0 {
+            match record.extent == NONE || sub_blocks == 0 {
                 true => Entry::default(),
                 false => Entry {
                     extent: record.extent,
                     generation: self.number_of(record.generation),
-                    sub_blocks: record.bits,
+                    sub_blocks,
                 },
             }
         };
+        let entry = |place: u32| {
+            let record = self.table.at(place);
+            match self.relocation.moves.announced_at(place) {
+                Some((from, copied)) if record.space() == Some(Space::Moving) => {
+                    entry_of(from, copied)
+                }
+                _ => entry_of(place, record.bits),
+            }
+        };
         let extents = number * EXTENTS_MAX..number * EXTENTS_MAX + self.setup.geometry.extents;
-        let marks = chunk.marks.iter().map(|mark| entry(*mark));
+        let coming = self.relocation.moves.marks_of(number);
+        let marks = chunk.marks.iter().copied().chain(coming).map(entry);
         let header = Header {
             owner: self.owner(chunk.grant.life),
             sequence,
@@ -251,6 +273,8 @@ impl Pool {
                 Waiter::Gate => self.gate_committed(cx, outcome),
                 Waiter::Deletion => self.deletion_committed(cx, outcome),
                 Waiter::Intent => self.intent_committed(cx, outcome),
+                Waiter::Moves => self.moves_committed(cx, outcome),
+                Waiter::Readers => self.readers_committed(cx, outcome),
                 Waiter::Nobody => {}
             }
         }

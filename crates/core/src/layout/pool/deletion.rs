@@ -72,6 +72,10 @@ impl Pool {
             let Some(generation) = self.next_deletion() else {
                 return;
             };
+            // What moves is not where it is looked for.
+            if self.relocation.moves.is_of(generation) {
+                return;
+            }
             self.deletion = Some(Deletion {
                 generation,
                 child: self.forest.children(generation).next(),
@@ -94,6 +98,14 @@ impl Pool {
     fn next_deletion(&self) -> Option<u16> {
         let mut own = self.forest.own();
         own.find(|it| self.forest.at(*it).is_going && self.forest.children(*it).nth(1).is_none())
+    }
+
+    /// Whether a generation is being deleted, or is the next one.
+    pub(super) fn is_being_deleted(&self, generation: u16) -> bool {
+        let deletion = self.deletion.as_ref();
+        deletion.is_some_and(|it| it.generation == generation)
+            || self.forest.at(generation).is_going
+                && self.forest.children(generation).nth(1).is_none()
     }
 
     /// Looks at the next slice.
@@ -198,6 +210,7 @@ impl Pool {
     /// A mark goes.
     pub(super) fn drop_mark(&mut self, mark: u32) {
         self.late_marks.retain(|(late, _)| *late != mark);
+        self.forget_mark(mark);
         self.table.touch(mark);
         self.table.remove(mark, Space::Free, &self.forest);
     }

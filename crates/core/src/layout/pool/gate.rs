@@ -80,6 +80,7 @@ impl Pool {
         match self.gate {
             Gate::Held => {
                 self.open_gate(cx);
+                self.go_on(cx);
                 Ok(Ordered::Now)
             }
             Gate::Open => Ok(Ordered::Now),
@@ -123,19 +124,25 @@ impl Pool {
     /// Goes on with a drain: everything under way may have ended.
     pub(super) fn go_through_gate(&mut self, cx: &mut LayoutCx<'_>) {
         let Gate::Draining {
-            fence, is_quiet, ..
-        } = &mut self.gate
+            then,
+            fence,
+            is_quiet: false,
+        } = self.gate
         else {
             return;
         };
-        if *is_quiet || self.pieces > 0 {
+        if !self.has_ended_moves(cx) || self.pieces > 0 {
             return;
         }
-        if !self.space.is_fenced(*fence) {
+        if !self.space.is_fenced(fence) {
             self.space.next_fence(cx);
             return;
         }
-        *is_quiet = true;
+        self.gate = Gate::Draining {
+            then,
+            fence,
+            is_quiet: true,
+        };
         self.waiters.push(Waiter::Gate);
         self.begin_commit(cx);
     }

@@ -219,7 +219,7 @@ impl Pool {
 
     /// Writes the records that have changed.
     pub(super) fn write_intents(&mut self, cx: &mut LayoutCx<'_>) {
-        if !self.intent.is_used {
+        if !self.intent.is_used || self.is_moving_home() {
             return;
         }
         let waiting = self.waiting.of(Wait::Intent);
@@ -241,6 +241,17 @@ impl Pool {
         };
         let (life, target, at) = (chunk.grant.life, chunk.target, chunk.at);
         let geometry = self.setup.geometry;
+        let (record, written) = self.intent_now(index, life);
+        let group = self.intent.groups.entry(index).or_default();
+        group.is_changed = false;
+        group.writing = Some(written);
+        let at = at + geometry.intent_at(group.next_place);
+        cx.write_block(INTENT | u64::from(index), target, at, record.encode());
+    }
+
+    /// The next record of some grants, in a grant of this life; and what it says, by the numbers of the grants.
+    fn intent_now(&mut self, index: u32, life: u64) -> (Intent, Vec<(u32, u64)>) {
+        let geometry = self.setup.geometry;
         let indexes = index..index + geometry.headers;
         let mut written = Vec::new();
         let mask = |index: u32| {
@@ -254,17 +265,49 @@ impl Pool {
         let hot: Vec<u64> = indexes.map(mask).collect();
         let owner = self.owner(life);
         let group = self.intent.groups.entry(index).or_default();
-        group.is_changed = false;
         group.sequence += 1;
-        group.writing = Some(written);
         let record = Intent {
             owner,
             sequence: group.sequence,
             index,
             hot,
         };
-        let at = at + geometry.intent_at(group.next_place);
-        cx.write_block(INTENT | u64::from(index), target, at, record.encode());
+        (record, written)
+    }
+
+    /// Whether a record is being written.
+    pub(super) fn is_writing_intent(&self) -> bool {
+        let mut groups = self.intent.groups.values();
+        groups.any(|group| group.writing.is_some())
+    }
+
+    /// Writes a record to the grant that its group is to be in. Returns whether there is any.
+    pub(super) fn copy_intent(
+        &mut self,
+        cx: &mut LayoutCx<'_>,
+        tag: u64,
+        index: u32,
+        to: u32,
+    ) -> bool {
+        if !self.intent.is_used {
+            return false;
+        }
+        let chunk = self.table.chunk(to);
+        let (life, target, at) = (chunk.grant.life, chunk.target, chunk.at);
+        let (record, _) = self.intent_now(index, life);
+        let next_place = self.intent.groups.entry(index).or_default().next_place;
+        let at = at + self.setup.geometry.intent_at(next_place);
+        cx.write_block(tag, target, at, record.encode());
+        true
+    }
+
+    /// The group is where such a record was written.
+    pub(super) fn intent_copied(&mut self, index: u32) {
+        if self.intent.is_used {
+            let group = self.intent.groups.entry(index).or_default();
+            group.next_place = 1 - group.next_place;
+            group.is_changed = true;
+        }
     }
 
     /// A record was written.

@@ -142,6 +142,8 @@ impl Pool {
                 self.fail(cx, number, Fault::Gone);
             }
             Wait::Space => self.refill(cx),
+            // A copy of an extent that moves is in the background until then.
+            Wait::Lock if !self.relocation.moves.is_empty() => cx.hurry(),
             Wait::Step => self.step_at = Some(cx.now() + STEP_AFTER),
             Wait::Commit if self.waiters.is_empty() => self.waiters.push(Waiter::Nobody),
             _ => {}

@@ -29,6 +29,8 @@ const MARKS: u32 = 1 << 31;
 
 /// Sub-blocks that the place does not have may not be zeroes.
 pub(super) const USED_BEFORE: u16 = 1;
+/// The record moves to another place: writes of guests go to both.
+pub(super) const MOVING: u16 = 2;
 
 /// One record. `extent` is [`NONE`] if the place is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +61,8 @@ pub(super) enum Space {
     Releasing,
     /// It has headers.
     Metadata,
+    /// It gets what is at another place.
+    Moving,
 }
 
 impl Record {
@@ -75,12 +79,13 @@ impl Record {
 
     /// Its state, if it is free.
     pub(super) fn space(&self) -> Option<Space> {
-        const ALL: [Space; 5] = [
+        const ALL: [Space; 6] = [
             Space::Free,
             Space::Zeroing,
             Space::Zeroed,
             Space::Releasing,
             Space::Metadata,
+            Space::Moving,
         ];
         let space = ALL.into_iter().find(|it| *it as u16 == self.generation);
         space.filter(|_| self.extent == NONE)
@@ -104,6 +109,8 @@ pub(super) struct Chunk {
     pub(super) free: u32,
     /// Whether it is among those with free extents.
     pub(super) is_listed: bool,
+    /// Whether it gets nothing new. Its free extents do not count.
+    pub(super) is_closed: bool,
     /// Extents that have data.
     pub(super) mapped: u32,
     pub(super) header: HeaderState,
@@ -265,6 +272,7 @@ impl Table {
                 _ => 0,
             },
             is_listed: false,
+            is_closed: false,
             mapped: 0,
             header: HeaderState::default(),
         };
@@ -290,8 +298,70 @@ impl Table {
         let chunk = self.chunks[number as usize].take();
         let chunk = chunk.expect("a grant is removed once");
         self.free_chunks.push(number);
-        self.free -= u64::from(chunk.free);
+        if !chunk.is_closed {
+            self.free -= u64::from(chunk.free);
+        }
         chunk
+    }
+
+    /// A grant of the disk gets nothing new from now on, or does again.
+    pub(super) fn close(&mut self, number: u32, closes: bool) {
+        let chunk = self.chunk_mut(number);
+        let free = u64::from(chunk.free);
+        match (core::mem::replace(&mut chunk.is_closed, closes), closes) {
+            (false, true) => self.free -= free,
+            (true, false) => self.free += free,
+            _ => {}
+        }
+    }
+
+    /// Two grants in which nothing is get each other's index, and the header of it.
+    pub(super) fn exchange(&mut self, one: u32, other: u32) {
+        let [a, b] = [one, other].map(|it| {
+            let chunk = self.chunk(it);
+            assert!(!chunk.header.is_dirty(), "nothing of it is to be written");
+            (chunk.index, chunk.header)
+        });
+        for (number, (index, header)) in [(one, b), (other, a)] {
+            let chunk = self.chunk_mut(number);
+            (chunk.index, chunk.header) = (index, header);
+        }
+    }
+
+    /// Whether a record moves.
+    pub(super) fn set_moving(&mut self, place: u32, moves: bool) {
+        let record = self.at_mut(place);
+        match moves {
+            true => record.flags |= MOVING,
+            false => record.flags &= !MOVING,
+        }
+    }
+
+    /// What was at one place is at another one, and what the disk sees of it is the same.
+    pub(super) fn swap(&mut self, from: u32, to: u32) {
+        let mut record = *self.at(from);
+        record.flags &= !MOVING;
+        match self.first(record.extent) {
+            Some(first) if first == from => self.index.replace(record.extent, from, to),
+            _ => {
+                let before = self
+                    .chain(record.extent)
+                    .find(|it| self.at(*it).next == from);
+                let before = before.expect("the chain has this record");
+                self.at_mut(before).next = to;
+            }
+        }
+        *self.at_mut(to) = record;
+        *self.at_mut(from) = Record::free(Space::Releasing);
+        self.chunk_mut(to / EXTENTS_MAX).mapped += 1;
+        self.chunk_mut(from / EXTENTS_MAX).mapped -= 1;
+    }
+
+    /// A mark is in the header of another grant.
+    pub(super) fn move_mark(&mut self, mark: u32, to: u32) {
+        let from = core::mem::replace(&mut self.marks[(mark & !MARKS) as usize].chunk, to);
+        self.chunk_mut(from).marks.retain(|it| *it != mark);
+        self.chunk_mut(to).marks.push(mark);
     }
 
     /// The extents of a grant.
@@ -313,7 +383,9 @@ impl Table {
         let chunk = self.chunk_mut(place / EXTENTS_MAX);
         if chunk.owner == 0 {
             chunk.free = chunk.free + u32::from(is) - u32::from(was);
-            self.free = self.free + u64::from(is) - u64::from(was);
+            if !chunk.is_closed {
+                self.free = self.free + u64::from(is) - u64::from(was);
+            }
         }
     }
 

@@ -46,6 +46,13 @@ pub(super) enum Change {
     Repair,
 }
 
+impl RootState {
+    /// Whether one is being written.
+    pub(super) fn is_busy(&self) -> bool {
+        self.is_busy
+    }
+}
+
 impl Pool {
     /// Whether one more generation has room.
     ///
@@ -78,11 +85,11 @@ impl Pool {
         self.write_root(cx);
     }
 
-    fn write_root(&mut self, cx: &mut LayoutCx<'_>) {
+    pub(super) fn write_root(&mut self, cx: &mut LayoutCx<'_>) {
         let Some(change) = self.root.changes.front().copied() else {
             return;
         };
-        if core::mem::replace(&mut self.root.is_busy, true) {
+        if self.is_moving_home() || core::mem::replace(&mut self.root.is_busy, true) {
             return;
         }
         self.root.sequence += 1;
@@ -93,7 +100,7 @@ impl Pool {
     }
 
     /// The root with a change.
-    fn root_after(&self, change: Change, life: u64) -> Root {
+    pub(super) fn root_after(&self, change: Change, life: u64) -> Root {
         let mut root = Root {
             owner: self.owner(life),
             sequence: self.root.sequence,

@@ -282,6 +282,16 @@ pub struct PoolReport {
     pub free: u64,
     /// Extents that are free once that is durable.
     pub releasing: u64,
+    /// Extents that are being filled with what is elsewhere.
+    pub moving: u64,
+    /// Extents, marks and places of headers that have moved since it was attached.
+    pub moved: u64,
+    /// The same on columns that are to be empty ([`LayoutOrder::Vacate`](crate::layout::LayoutOrder::Vacate)).
+    pub to_move: u64,
+    /// Of these, extents that stay as long as others read them.
+    pub held: u64,
+    /// Extents that found no room where they were to be placed.
+    pub unplaced: u64,
     /// Grants that it has.
     pub grants: u32,
     /// The generation that is written now.

@@ -32,7 +32,7 @@ const ZEROING_MAX: u32 = 4;
 /// How long what was released waits for a commit of somebody else. Origin: chosen.
 const COMMIT_AFTER: Span = Span::from_secs(1);
 /// How long after a refusal, or a fault, it is tried again. Origin: chosen.
-const RETRY_AFTER: Span = Span::from_secs(1);
+pub(super) const RETRY_AFTER: Span = Span::from_secs(1);
 
 /// See the module.
 #[derive(Default)]
@@ -163,6 +163,16 @@ impl Pool {
         }
     }
 
+    /// Whether the pool has refused a grant, and is not asked again yet.
+    pub(super) fn is_refused_grant(&self, now: Time) -> bool {
+        self.space.refused_until.is_some_and(|until| now < until)
+    }
+
+    /// Asks for a grant.
+    pub(super) fn want_grant(&mut self, cx: &mut LayoutCx<'_>) {
+        self.want(cx, self.thick_left());
+    }
+
     /// Whether no space will come: the pool has refused, and nothing is about to be free.
     pub(super) fn is_refused(&self, now: Time) -> bool {
         let refused = self.space.refused_until.is_some_and(|until| now < until);
@@ -171,7 +181,8 @@ impl Pool {
 
     /// Whether the disk has no space without another grant.
     pub(super) fn is_exhausted(&self) -> bool {
-        self.free_in_all() == 0 && self.space.releasing.is_empty()
+        let comes = !self.space.releasing.is_empty() || !self.relocation.moves.is_empty();
+        self.free_in_all() == 0 && !comes
     }
 
     /// Extents that are free, or will be after they are zeroed.
@@ -200,9 +211,41 @@ impl Pool {
 
     /// A grant has a free extent.
     pub(super) fn list(&mut self, number: u32) {
-        if !core::mem::replace(&mut self.table.chunk_mut(number).is_listed, true) {
+        let chunk = self.table.chunk_mut(number);
+        if !chunk.is_closed && !core::mem::replace(&mut chunk.is_listed, true) {
             self.space.with_free.push_back(number);
         }
+    }
+
+    /// A grant gets nothing new.
+    pub(super) fn unlist(&mut self, number: u32) {
+        self.table.chunk_mut(number).is_listed = false;
+        self.space.with_free.retain(|it| *it != number);
+    }
+
+    /// What was zeroed ahead in a grant is only free again.
+    pub(super) fn forget_zeroed(&mut self, number: u32) {
+        let is_here = |place: &u32| place / EXTENTS_MAX == number;
+        let here = self.space.zeroed.iter().copied().filter(is_here);
+        let here: alloc::vec::Vec<u32> = here.collect();
+        self.space.zeroed.retain(|place| !is_here(place));
+        for place in here {
+            self.table.set_space(place, Space::Free);
+        }
+    }
+
+    /// A free extent on one of these columns, one bit each. They take turns.
+    pub(super) fn pick_free_on(&mut self, columns: u32) -> Option<u32> {
+        let fits = |number: &u32| {
+            let chunk = self.table.chunk(*number);
+            chunk.free > 0 && columns & 1 << (chunk.grant.column & 31) != 0
+        };
+        let nth = self.space.with_free.iter().position(fits)?;
+        let number = self.space.with_free.remove(nth)?;
+        self.space.with_free.push_back(number);
+        let mut records = self.table.records(number);
+        let free = records.find(|(_, record)| record.space() == Some(Space::Free));
+        free.map(|(place, _)| place)
     }
 
     /// The next free extent, on another column than the last one if there is one.
@@ -231,6 +274,10 @@ impl Pool {
     pub(super) fn zeroed(&mut self, cx: &mut LayoutCx<'_>, place: u32, outcome: Outcome) {
         self.space.zeroing -= 1;
         match outcome {
+            Ok(()) if self.table.chunk(place / EXTENTS_MAX).is_closed => {
+                self.table.set_space(place, Space::Free);
+                self.go_on(cx);
+            }
             Ok(()) => {
                 self.table.set_space(place, Space::Zeroed);
                 self.space.zeroed.push_back(place);
@@ -257,6 +304,11 @@ impl Pool {
         self.table.remove(place, Space::Releasing, &self.forest);
         let extents = &mut self.forest.at_mut(record.generation).extents;
         *extents = extents.saturating_sub(1);
+        self.release_place(place);
+    }
+
+    /// A place is free once that is durable, and nothing is under way there.
+    pub(super) fn release_place(&mut self, place: u32) {
         self.space.releasing.push_back(Release {
             place,
             fence: self.space.fences.0 + 1,
@@ -298,23 +350,30 @@ impl Pool {
         let Some(chunk) = self.table.get(number) else {
             return;
         };
+        let stays = chunk.is_closed || self.setup.geometry.has_headers(chunk.index);
+        if stays || self.setup.thick || self.free_in_all() < 2 * extents {
+            return;
+        }
+        if self.is_empty_grant(number) {
+            self.drop_grant(cx, number);
+        }
+    }
+
+    /// Whether nothing of the disk is in a grant but headers, durably.
+    pub(super) fn is_empty_grant(&self, number: u32) -> bool {
+        let chunk = self.table.chunk(number);
         let is_unused = chunk.mapped == 0 && chunk.marks.is_empty() && !chunk.header.is_dirty();
-        let index = chunk.index;
-        if !is_unused
-            || self.setup.thick
-            || self.setup.geometry.has_headers(index)
-            || self.free_in_all() < 2 * extents
-        {
-            return;
-        }
-        let is_free = |space| matches!(space, Some(Space::Free | Space::Zeroed));
-        if !self
-            .table
-            .records(number)
-            .all(|(_, it)| is_free(it.space()))
-        {
-            return;
-        }
+        let is_free = |space| {
+            let free = [Space::Free, Space::Zeroed, Space::Metadata];
+            free.map(Some).contains(&space)
+        };
+        let mut records = self.table.records(number);
+        is_unused && !self.is_move_target(number) && records.all(|(_, it)| is_free(it.space()))
+    }
+
+    /// Gives back a grant in which nothing is.
+    pub(super) fn drop_grant(&mut self, cx: &mut LayoutCx<'_>, number: u32) {
+        let index = self.table.chunk(number).index;
         self.space
             .zeroed
             .retain(|place| place / EXTENTS_MAX != number);
@@ -356,6 +415,8 @@ impl Pool {
         self.setup.grants[place] = Some(grant);
         self.own[place] = self.put_chunk(0, index, grant);
         self.list(self.own[place]);
+        self.close_if_vacated(self.own[place]);
+        self.relocation.soon(cx.now());
         self.space.is_wanted = false;
         self.space.refused_until = None;
         self.go_on(cx);

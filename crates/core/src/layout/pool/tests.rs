@@ -5,5 +5,6 @@ use crate::layout::{LayoutNotice, Refusal};
 use world::{EXTENT, Job, SUB, World};
 
 mod model;
+mod relocation;
 mod rules;
 mod world;

@@ -81,6 +81,14 @@ impl Pool {
             return Step::Wait(Wait::Lock);
         }
         let how = self.how(at, len);
+        match self.moving_now(extent) {
+            Some(place) if how == How::InPlace(place) => {
+                return self.write_both(cx, op, io, at, len);
+            }
+            // A sub-block that it has not yet waits until all of it has moved.
+            Some(_) if !matches!(how, How::InPlace(_)) => return Step::Wait(Wait::Lock),
+            _ => {}
+        }
         let len = self.run(how, at, len);
         let wanted = self.range_bits(at, len);
         let data = data_of(io, at);
@@ -109,6 +117,12 @@ impl Pool {
             }
         }
         Step::Done(len)
+    }
+
+    /// The place of the current generation that moves, of an extent.
+    pub(super) fn moving_now(&self, extent: u32) -> Option<u32> {
+        let from = self.relocation.moves.of_extent(extent)?.from();
+        (self.table.at(from).generation == self.current()).then_some(from)
     }
 
     /// Writes whole sub-blocks to a place. The disk sees them there once they are.
@@ -360,10 +374,7 @@ impl Pool {
         if let Some(rest) = copy.rest {
             self.release_buffer(cx, rest.slot);
         }
-        let locked = self.locks.remove(&extent).unwrap_or(0) & !copy.bits;
-        if locked != 0 {
-            self.locks.insert(extent, locked);
-        }
+        self.unlock(extent, copy.bits);
         match outcome {
             Ok(()) => self.claim(place, copy.bits),
             Err(_) => self.give_up_place(place, extent),
@@ -387,7 +398,7 @@ impl Pool {
 }
 
 /// The part of a buffer that goes to an offset of the disk.
-fn data_of(io: &LayoutIo, at: u64) -> Data {
+pub(super) fn data_of(io: &LayoutIo, at: u64) -> Data {
     io.data
         .skip(u32::try_from(at - io.offset).expect("a buffer is below 4 GiB"))
 }

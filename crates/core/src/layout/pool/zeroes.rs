@@ -33,7 +33,7 @@ impl Pool {
             return Step::Done(len);
         }
         let locked = self.locks.get(&extent).copied().unwrap_or(0);
-        if locked & self.range_bits(at, len) != 0 {
+        if locked & self.range_bits(at, len) != 0 || self.moving_now(extent).is_some() {
             return Step::Wait(Wait::Lock);
         }
         if !self.heat_extent(extent) {
@@ -170,7 +170,7 @@ impl Pool {
             return true;
         }
         let chunk = self.table.chunk_of(place);
-        if self.table.chunk(chunk).marks.len() >= MARKS_MAX {
+        if !self.has_room_for_mark(chunk) {
             return false;
         }
         let extent = self.table.at(place).extent;
@@ -186,10 +186,17 @@ impl Pool {
     }
 
     /// A grant whose header has room for a mark.
-    fn chunk_with_room(&self) -> Option<u32> {
+    pub(super) fn chunk_with_room(&self) -> Option<u32> {
         let own = self.own.iter().rev().filter(|it| **it != super::NONE);
+        let own = own.filter(|it| !self.table.chunk(**it).is_closed);
         let mut tried = own.copied().take(HEADERS_TRIED);
-        tried.find(|chunk| self.table.chunk(*chunk).marks.len() < MARKS_MAX)
+        tried.find(|chunk| self.has_room_for_mark(*chunk))
+    }
+
+    /// Whether one more mark fits in the header of a grant, beside those that move there.
+    fn has_room_for_mark(&self, chunk: u32) -> bool {
+        let coming = self.relocation.moves.marks_to(chunk);
+        self.table.chunk(chunk).marks.len() + coming < MARKS_MAX
     }
 
     /// Sub-blocks that stay at their place read as zeroes, or have nothing of worth.

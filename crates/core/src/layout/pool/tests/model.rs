@@ -74,15 +74,17 @@ fn range(random: &mut Random) -> (u64, u64) {
 
 fn run(seed: u64, steps: u32) -> u64 {
     let mut random = Random(seed);
-    let mut world = World::new(EXTENTS * EXTENT);
+    let mut world = World::with(EXTENTS * EXTENT, 12);
     let mut model = Model {
         now: vec![0; usize::try_from(SECTORS).unwrap()],
         versions: vec![BTreeSet::from([0]); usize::try_from(SECTORS).unwrap()],
         snapshots: BTreeMap::new(),
     };
     let mut copies = 0;
+    let mut moved = 0;
+    assert_eq!(world.order(LayoutOrder::Readers(false)), Ok(()));
     for step in 0..steps {
-        let what = random.below(100);
+        let what = random.below(112);
         let byte = u8::try_from(1 + random.below(200)).unwrap();
         match what {
             0..50 => {
@@ -152,9 +154,39 @@ fn run(seed: u64, steps: u32) -> u64 {
                 model.snapshots.remove(&gone);
                 assert_eq!(world.order(LayoutOrder::DeleteGeneration(gone)), Ok(()));
             }
+            100..112 => {
+                let column = u32::try_from(random.below(3)).unwrap();
+                let columns = if column < 2 { 1 << column } else { 0 };
+                world.drained = columns;
+                let order = match random.below(3) {
+                    0 => LayoutOrder::Vacate { columns },
+                    _ => LayoutOrder::Place {
+                        extent: u32::try_from(random.below(EXTENTS)).unwrap(),
+                        count: 3,
+                        columns: 1 << random.below(2),
+                    },
+                };
+                if let LayoutOrder::Place { .. } = order {
+                    world.drained = 0;
+                    assert_eq!(world.order(LayoutOrder::Vacate { columns: 0 }), Ok(()));
+                }
+                assert_eq!(world.order(order), Ok(()));
+                // What follows comes while they move.
+                for _ in 0..random.below(60) {
+                    world.step();
+                }
+            }
             87..90 => {
                 copies += world.report().copies;
+                moved += world.report().moved;
+                for _ in 0..random.below(6) {
+                    world.step();
+                }
+                if random.below(2) == 0 {
+                    world.keep_all();
+                }
                 world.crash();
+                assert_eq!(world.order(LayoutOrder::Readers(false)), Ok(()));
                 let found = sectors(&mut world);
                 for (sector, byte) in found.iter().enumerate() {
                     let versions = &model.versions[sector];
@@ -174,13 +206,14 @@ fn run(seed: u64, steps: u32) -> u64 {
                 world.open(None);
                 world.run();
                 assert_eq!(world.opened, Some(Ok(())));
+                assert_eq!(world.order(LayoutOrder::Readers(false)), Ok(()));
             }
             93..97 => world.wait(Span::from_secs(2)),
             _ => {
                 let shown = model.snapshots.iter().next_back();
                 let shown = shown.map(|(taken, bytes)| (*taken, bytes.clone()));
                 if let Some((taken, bytes)) = shown {
-                    let mut view = World::new(EXTENTS * EXTENT);
+                    let mut view = World::with(EXTENTS * EXTENT, 12);
                     view.stores.clone_from(&world.stores);
                     view.grants.clone_from(&world.grants);
                     view.open(Some(taken));
@@ -197,6 +230,7 @@ fn run(seed: u64, steps: u32) -> u64 {
             assert_eq!(values, None, "step {step}, which was {what}");
         }
     }
+    assert!(moved + world.report().moved > 0, "seed {seed}");
     copies
 }
 

@@ -64,6 +64,8 @@ pub(super) struct World {
     pub(super) now: Time,
     /// Whether the catalog gives what is asked for.
     pub(super) gives: bool,
+    /// Columns of which it gives nothing, one bit each.
+    pub(super) drained: u32,
     /// Members that fail so, by kind.
     pub(super) fails: BTreeSet<&'static str>,
     pub(super) size: u64,
@@ -74,13 +76,18 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(size: u64) -> World {
-        let len = usize::try_from(4096 + GRANTS * 8 * EXTENT).unwrap();
+        World::with(size, GRANTS)
+    }
+
+    /// The same, on columns of so many grants.
+    pub(super) fn with(size: u64, grants: u64) -> World {
+        let len = usize::try_from(4096 + grants * 8 * EXTENT).unwrap();
         // What other tenants have left.
         let store = Store {
             now: vec![0xee; len],
             durable: vec![0xee; len],
         };
-        let free = (0..GRANTS).flat_map(|number| {
+        let free = (0..grants).flat_map(|number| {
             let number = u32::try_from(number).unwrap();
             (0..u16::from(COLUMNS)).map(move |column| (column, number))
         });
@@ -103,6 +110,7 @@ impl World {
             opened: None,
             now: Time::ZERO,
             gives: true,
+            drained: 0,
             fails: BTreeSet::new(),
             size,
             ancestors: Vec::new(),
@@ -214,9 +222,13 @@ impl World {
                             let grant = grant.expect("the disk had it");
                             self.free.push_back((grant.column, grant.number));
                         }
+                        LayoutNotice::HomeMoved { from, to } if self.gives => {
+                            self.exchange(from, to);
+                        }
                         _ => {}
                     }
                 }
+                LayoutCommand::Hurry => {}
                 _ => panic!("a pool asks for nothing else"),
             }
         }
@@ -224,7 +236,9 @@ impl World {
 
     /// Gives the disk a grant, or says that there is none.
     pub(super) fn give(&mut self) {
-        let Some((column, number)) = self.free.pop_front() else {
+        let is_open = |(column, _): &(u16, u32)| self.drained >> column & 1 == 0;
+        let nth = self.free.iter().position(is_open);
+        let Some((column, number)) = nth.and_then(|nth| self.free.remove(nth)) else {
             self.hook(|pool, cx| pool.order(cx, LayoutOrder::NoSpace))
                 .unwrap();
             return;
@@ -243,6 +257,16 @@ impl World {
         }
         let index = u32::try_from(index).unwrap();
         let order = LayoutOrder::Grant { index, grant };
+        assert_eq!(
+            self.hook(|pool, cx| pool.order(cx, order)),
+            Ok(Ordered::Now)
+        );
+    }
+
+    /// The catalog exchanges two grants of the disk, and says so.
+    pub(super) fn exchange(&mut self, from: u32, to: u32) {
+        self.grants.swap(from as usize, to as usize);
+        let order = LayoutOrder::HomeMoved { from, to };
         assert_eq!(
             self.hook(|pool, cx| pool.order(cx, order)),
             Ok(Ordered::Now)
@@ -356,6 +380,22 @@ impl World {
         panic!("it never ends");
     }
 
+    /// Ends the oldest I/O, or lets time pass until something is due.
+    pub(super) fn step(&mut self) {
+        match self.pool.deadline() {
+            _ if !self.jobs.is_empty() => self.end(0),
+            Some(at) => self.tick(at),
+            None => self.now = self.now + Span::from_millis(50),
+        }
+    }
+
+    /// What was not flushed is durable by chance.
+    pub(super) fn keep_all(&mut self) {
+        for store in &mut self.stores {
+            store.durable.clone_from(&store.now);
+        }
+    }
+
     /// Lets time pass.
     pub(super) fn wait(&mut self, span: Span) {
         let until = self.now + span;
@@ -449,6 +489,13 @@ impl World {
 
     pub(super) fn flush(&mut self) -> Outcome {
         self.io(Op::Flush, Flags::NONE, 0, &[], 0)
+    }
+
+    /// A guest writes to the buffer of an I/O that is under way.
+    pub(super) fn change_buffer(&mut self, io: u32, byte: u8) {
+        if let Some(buffer) = self.memory.get_mut(&(100_000 + io)) {
+            buffer.fill(byte);
+        }
     }
 
     pub(super) fn bytes_of(&mut self, io: u32) -> Vec<u8> {
