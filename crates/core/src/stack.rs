@@ -95,6 +95,8 @@ struct Inside {
     closed: bool,
     /// Whether the layouts begin nothing in the background.
     paused: bool,
+    /// Whether the disk is being detached.
+    detaching: bool,
     /// Whether a cache was added that has not opened.
     new_cache: bool,
 }
@@ -135,6 +137,7 @@ impl Stack {
                 opened: None,
                 closed: false,
                 paused: false,
+                detaching: false,
                 new_cache: false,
             },
         };

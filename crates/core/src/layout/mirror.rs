@@ -485,6 +485,7 @@ impl Layout for Mirror {
             | LayoutOrder::ShrinkCache { .. } => Err(OrderRefusal::NotRedundant),
             LayoutOrder::Grant { .. }
             | LayoutOrder::NoSpace
+            | LayoutOrder::SpaceAvailable
             | LayoutOrder::TakeSnapshot
             | LayoutOrder::RollBack(_)
             | LayoutOrder::DeleteGeneration(_)

@@ -114,8 +114,8 @@ pub struct Pool {
     commit: Option<Commit>,
     /// Who waits for the next commit.
     waiters: Vec<Waiter>,
-    /// Marks that go once what is in their place is durable.
-    late_marks: Vec<(u32, u64)>,
+    /// Marks, with what of them goes once what is in its place is durable: the sub-blocks, and the commit.
+    late_marks: BTreeMap<u32, (u16, u64)>,
     root: RootState,
     gate: Gate,
     deletion: Option<Deletion>,
@@ -126,6 +126,8 @@ pub struct Pool {
     both: Slots<Both>,
     /// When something is tried again.
     retry_at: Option<Time>,
+    /// After a commit or a root that has failed: nothing in the background needs one before.
+    failed_until: Option<Time>,
     /// When work goes on that was interrupted for others.
     step_at: Option<Time>,
     paused: bool,
@@ -221,7 +223,7 @@ impl Pool {
             space: SpaceState::default(),
             commit: None,
             waiters: Vec::new(),
-            late_marks: Vec::new(),
+            late_marks: BTreeMap::new(),
             root: RootState::default(),
             gate: Gate::Open,
             deletion: None,
@@ -230,6 +232,7 @@ impl Pool {
             relocation: Relocation::default(),
             both: Slots::new(),
             retry_at: None,
+            failed_until: None,
             step_at: None,
             paused: false,
             rest_tries: 0,
@@ -437,6 +440,7 @@ impl Layout for Pool {
     fn deadline(&self) -> Option<Time> {
         let timed = [
             self.retry_at,
+            self.failed_until,
             self.step_at,
             self.space.commit_at,
             self.intent.cool_at,
@@ -451,6 +455,7 @@ impl Layout for Pool {
         if self.step_at.take_if(|at| *at <= now).is_some() {
             self.retry(cx, Wait::Step);
         }
+        self.failed_until.take_if(|at| *at <= now);
         self.relocation.tick(now);
         let retries = self.retry_at.take_if(|at| *at <= now).is_some();
         if retries {
@@ -487,6 +492,10 @@ impl Layout for Pool {
             LayoutOrder::Grant { index, grant } => self.add_grant(cx, index, grant),
             LayoutOrder::NoSpace => {
                 self.no_space(cx);
+                Ok(Ordered::Now)
+            }
+            LayoutOrder::SpaceAvailable => {
+                self.space_available(cx);
                 Ok(Ordered::Now)
             }
             LayoutOrder::TakeSnapshot => self.order_snapshot(cx),
@@ -598,9 +607,11 @@ impl Layout for Pool {
     }
 
     fn pause(&mut self, cx: &mut LayoutCx<'_>) {
-        self.paused = true;
         self.stop_relocation(cx);
-        self.commit_rest(cx);
+        // The shard asks again whenever nothing is under way.
+        if !core::mem::replace(&mut self.paused, true) {
+            self.commit_rest(cx);
+        }
     }
 
     fn resume(&mut self, cx: &mut LayoutCx<'_>) {

@@ -186,6 +186,8 @@ pub enum LayoutOrder {
     },
     /// The pool has no grant for the disk now: what waits for one fails.
     NoSpace,
+    /// After [`LayoutOrder::NoSpace`]: the pool may have a grant again, and the disk may ask for one.
+    SpaceAvailable,
     /// Freeze what the disk of a pool has now. The answer is [`LayoutNotice::Generation`].
     TakeSnapshot,
     /// The disk of a pool shows this generation again. What was written since the last snapshot is gone.
@@ -240,6 +242,7 @@ impl LayoutOrder {
             self,
             LayoutOrder::Grant { .. }
                 | LayoutOrder::NoSpace
+                | LayoutOrder::SpaceAvailable
                 | LayoutOrder::TakeSnapshot
                 | LayoutOrder::RollBack(_)
                 | LayoutOrder::DeleteGeneration(_)

@@ -975,6 +975,7 @@ impl Tree {
             | LayoutOrder::ShrinkCache { .. }
             | LayoutOrder::Grant { .. }
             | LayoutOrder::NoSpace
+            | LayoutOrder::SpaceAvailable
             | LayoutOrder::TakeSnapshot
             | LayoutOrder::RollBack(_)
             | LayoutOrder::DeleteGeneration(_)

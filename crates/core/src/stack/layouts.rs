@@ -203,6 +203,7 @@ impl Stack {
 
     /// The disk is being detached: the layouts let nothing wait for what may never come.
     pub(crate) fn detaching(&mut self, cx: &mut StackCx<'_>) {
+        self.inside.detaching = true;
         cx.for_each_layout(&mut self.inside, |layout, cx| layout.detaching(cx));
     }
 
@@ -786,7 +787,9 @@ impl StackCx<'_> {
         let io = self.ios.inside_mut(id);
         io.outcome = match (outcome, io.origin) {
             // To a client, `Gone` says that the disk is being detached.
-            (Err(Fault::Gone), Origin::Guest(_) | Origin::Filter { .. }) => Err(Fault::Io),
+            (Err(Fault::Gone), Origin::Guest(_) | Origin::Filter { .. }) if !inside.detaching => {
+                Err(Fault::Io)
+            }
             (outcome, _) => outcome,
         };
         io.returned = self.exit.now;

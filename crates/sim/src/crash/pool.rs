@@ -37,6 +37,8 @@ pub struct Setup {
     pub sectors: u64,
     /// Whether disks reserve all their space.
     pub thick: bool,
+    /// Whether an earlier pool was on the members: the same disks, in the same grants, whose headers and roots are left.
+    pub is_used: bool,
 }
 
 impl Default for Setup {
@@ -48,6 +50,7 @@ impl Default for Setup {
             disks: 2,
             sectors: 2 * EXTENT + EXTENT / 2,
             thick: false,
+            is_used: true,
         }
     }
 }

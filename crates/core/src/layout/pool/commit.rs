@@ -8,7 +8,7 @@
 //! - a header that was not written stays to be written, in the same place; nobody was told that it is durable
 
 use super::blocks::{Entry, Header, Owner};
-use super::records::Space;
+use super::records::{Space, Table};
 use super::setup::{EXTENTS_MAX, Generation};
 use super::{FLUSH, HEADER, NONE, Pool};
 use crate::block::BLOCK;
@@ -253,16 +253,26 @@ impl Pool {
             fault => fault,
         });
         if outcome.is_ok() {
+            self.failed_until = None;
             self.space.commit_done();
             self.drop_late_marks();
             self.release_ready(cx);
-        } else if commit.waiters.contains(&Waiter::Nobody) || self.space.has_unwritten() {
-            self.space.commit_at = Some(cx.now() + AGAIN_AFTER);
+        } else {
+            self.put_off(cx, &commit.waiters);
         }
         self.answer_waiters(cx, commit.waiters, outcome);
         self.go_on(cx);
         if self.paused {
             self.commit_left(cx);
+        }
+    }
+
+    /// Nothing could be made durable: what needs that in the background is tried again after some time.
+    fn put_off(&mut self, cx: &LayoutCx<'_>, waiters: &[Waiter]) {
+        let again = cx.now() + AGAIN_AFTER;
+        self.failed_until = Some(again);
+        if waiters.contains(&Waiter::Nobody) || self.space.has_unwritten() {
+            self.space.commit_at = Some(again);
         }
     }
 
@@ -292,24 +302,36 @@ impl Pool {
     pub(super) fn root_repaired(&mut self, cx: &mut LayoutCx<'_>, outcome: Outcome) {
         if outcome.is_err() {
             let waiters = core::mem::take(&mut self.waiters);
-            if waiters.contains(&Waiter::Nobody) || self.space.has_unwritten() {
-                self.space.commit_at = Some(cx.now() + AGAIN_AFTER);
-            }
+            self.put_off(cx, &waiters);
             self.answer_waiters(cx, waiters, outcome);
         }
     }
 
-    /// Marks go whose sub-blocks are durable at a place of the same generation.
+    /// Marks do not hide any more what is durable at a place of the same generation.
     fn drop_late_marks(&mut self) {
-        let mut late = core::mem::take(&mut self.late_marks);
-        while let Some((mark, commit)) = late.pop() {
-            if !self.space.is_committed(commit) {
-                self.late_marks.push((mark, commit));
-            } else if self.table.at(mark).seen == 0 {
-                // The same mark may be there twice.
-                late.retain(|(other, _)| *other != mark);
-                self.drop_mark(mark);
+        let late = core::mem::take(&mut self.late_marks);
+        for (mark, (bits, commit)) in late {
+            match self.space.is_committed(commit) {
+                true => self.trim_mark(mark, bits),
+                false => drop(self.late_marks.insert(mark, (bits, commit))),
             }
+        }
+    }
+
+    /// These sub-blocks of a mark go, if a place has them.
+    fn trim_mark(&mut self, mark: u32, bits: u16) {
+        let record = *self.table.at(mark);
+        let places = self.table.chain(record.extent);
+        let places = places.filter(|place| !Table::is_mark(*place));
+        let places = places.map(|place| self.table.at(place));
+        let own = places.filter(|it| it.generation == record.generation);
+        let gone = own.fold(0, |all, it| all | it.bits) & bits & record.bits;
+        if gone == record.bits {
+            self.drop_mark(mark);
+        } else if gone != 0 {
+            self.table.touch(mark);
+            let left = record.bits & !gone;
+            self.table.relabel(mark, record.generation, left);
         }
     }
 

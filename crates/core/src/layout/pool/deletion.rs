@@ -65,7 +65,8 @@ impl Pool {
 
     /// Goes on with the deletion of generations.
     pub(super) fn delete_on(&mut self, cx: &mut LayoutCx<'_>) {
-        if self.paused || self.detaching || !self.gate.is_open() || self.step_at.is_some() {
+        let others_first = self.step_at.is_some() || self.failed_until.is_some();
+        if self.paused || self.detaching || !self.gate.is_open() || others_first {
             return;
         }
         if self.deletion.is_none() {
@@ -158,7 +159,6 @@ impl Pool {
         deletion.stage = Stage::Scan;
         if outcome.is_err() {
             // From the beginning: what was applied stays to be written.
-            self.retry_at = Some(cx.now() + AGAIN_AFTER);
             return;
         }
         let plan = core::mem::take(&mut deletion.plan);
@@ -209,7 +209,7 @@ impl Pool {
 
     /// A mark goes.
     pub(super) fn drop_mark(&mut self, mark: u32) {
-        self.late_marks.retain(|(late, _)| *late != mark);
+        self.late_marks.remove(&mark);
         self.forget_mark(mark);
         self.table.touch(mark);
         self.table.remove(mark, Space::Free, &self.forest);
@@ -219,7 +219,7 @@ impl Pool {
     pub(super) fn deletion_recorded(&mut self, cx: &mut LayoutCx<'_>, outcome: Outcome) {
         self.deletion = None;
         if outcome.is_err() {
-            self.retry_at = Some(cx.now() + AGAIN_AFTER);
+            self.failed_until = Some(cx.now() + AGAIN_AFTER);
         }
     }
 }

@@ -496,7 +496,7 @@ impl Pool {
     }
 
     /// If a crash came between two headers, one generation may have a sub-block twice. Nobody was told that either is durable:
-    /// the first one stays. A mark goes if a place has all that it hides.
+    /// the first one stays. What a place has a mark need not hide.
     fn separate(&mut self, extent: u32, emptied: &mut Vec<u32>) {
         if self.view.is_some() {
             return;
@@ -522,9 +522,8 @@ impl Pool {
             }
             match (Table::is_mark(place), record.bits == twice) {
                 (true, true) => self.drop_mark(place),
-                (true, false) => {}
                 (false, true) => emptied.push(place),
-                (false, false) => {
+                (_, false) => {
                     self.table.touch(place);
                     let left = record.bits & !twice;
                     self.table.relabel(place, record.generation, left);

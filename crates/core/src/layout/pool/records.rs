@@ -618,6 +618,11 @@ impl Table {
         }
     }
 
+    /// Whether there is any mark.
+    pub(super) fn has_marks(&self) -> bool {
+        self.marks.len() > self.free_marks.len()
+    }
+
     /// Makes room for a mark in a grant's header. It is put with [`Table::put`].
     pub(super) fn new_mark(&mut self, chunk: u32) -> u32 {
         let mark = Mark {

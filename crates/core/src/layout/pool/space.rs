@@ -153,7 +153,8 @@ impl Pool {
             cx.issue(ZERO | u64::from(place), sub);
         }
         let is_idle = self.space.zeroing == 0 && self.table.free() == 0;
-        if waiting > 0 && is_idle && self.space.has_unwritten() && self.waiters.is_empty() {
+        let may_commit = self.waiters.is_empty() && self.failed_until.is_none();
+        if waiting > 0 && is_idle && self.space.has_unwritten() && may_commit {
             self.waiters.push(Waiter::Nobody);
         }
         let low = u64::from(self.setup.geometry.extents / 2).max(1);
@@ -452,6 +453,12 @@ impl Pool {
                 self.fail(cx, op, Fault::NoSpace);
             }
         }
+    }
+
+    /// The pool may have a grant again: writes that need space are not refused before the disk has asked.
+    pub(super) fn space_available(&mut self, cx: &mut LayoutCx<'_>) {
+        self.space.may_want_again();
+        self.go_on(cx);
     }
 
     /// After opening: what has no record is free.

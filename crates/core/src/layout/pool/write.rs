@@ -221,9 +221,6 @@ impl Pool {
         let hidden = hidden.fold(0, |all, bits| all | bits);
         if hidden != 0 {
             self.claim(place, hidden);
-            let commit = self.space.next_commit();
-            let marks = marks.into_iter().map(|mark| (mark, commit));
-            self.late_marks.extend(marks);
         }
         Some(place)
     }
@@ -232,6 +229,23 @@ impl Pool {
     pub(super) fn claim(&mut self, place: u32, wanted: u16) {
         self.table.claim(place, wanted);
         self.table.touch(place);
+        if self.table.has_marks() && !Table::is_mark(place) {
+            self.outdate_marks(place, wanted);
+        }
+    }
+
+    /// What a place has, marks of its generation need not hide any more, once that is durable.
+    fn outdate_marks(&mut self, place: u32, wanted: u16) {
+        let record = *self.table.at(place);
+        let commit = self.space.next_commit();
+        for mark in self.table.chain(record.extent) {
+            let other = self.table.at(mark);
+            let bits = other.bits & wanted;
+            if bits != 0 && Table::is_mark(mark) && other.generation == record.generation {
+                let late = self.late_marks.entry(mark).or_default();
+                *late = (late.0 | bits, commit);
+            }
+        }
     }
 
     pub(super) fn sub(

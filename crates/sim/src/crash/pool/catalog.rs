@@ -80,6 +80,12 @@ impl Catalog {
         self.disks.remove(&disk);
     }
 
+    /// Commits that there is no disk, and never was. What was given counts on.
+    pub fn forget_disks(&mut self) {
+        self.disks.clear();
+        self.disks_ever = 0;
+    }
+
     /// Commits one more column.
     pub fn add_column(&mut self) {
         self.columns += 1;

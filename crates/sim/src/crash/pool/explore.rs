@@ -81,12 +81,18 @@ pub fn request(op: Op, flags: Flags, sector: u64, sectors: u64) -> GuestRequest 
 }
 
 /// The acts whose workloads are enumerated: writes of a part of one sub-block and over its end, a discard of a whole
-/// one, a flush, and what an administrator does.
+/// one, zeroes over parts of two, a flush, and what an administrator does.
 pub fn acts() -> Vec<Act> {
     vec![
         Act::Guest(request(Op::Write, Flags::NONE, 1, 2)),
         Act::Guest(request(Op::Write, Flags::FUA, SUB_BLOCK - 1, 2)),
         Act::Guest(request(Op::Discard, Flags::NONE, 0, SUB_BLOCK)),
+        Act::Guest(request(
+            Op::WriteZeroes,
+            Flags::NONE,
+            SUB_BLOCK / 2,
+            SUB_BLOCK,
+        )),
         Act::Guest(request(Op::Flush, Flags::NONE, 0, 0)),
         Act::Snapshot,
         Act::Delete,
@@ -253,7 +259,8 @@ fn play(
 }
 
 /// Fails I/O number n of these acts, for n = 0, 1, 2 ... until there is no such I/O: once, and from then on for its
-/// column. Each act has ended before the next one. Returns how many I/Os there were.
+/// column. Each act has ended before the next one. Afterwards the disks work without another start. Returns how many I/Os
+/// there were.
 ///
 /// # Errors
 /// What does not hold, with the trace of the run.
@@ -278,6 +285,7 @@ pub fn fail_each(setup: &Setup, acts: &[Act]) -> Result<u64, Failure> {
                 world.finish();
             }
             failed |= world.has_failed();
+            world.go_on_after_faults();
             let choices = &mut RecordedChoices::new(&[]);
             world.verify(choices);
             world.crash(choices);

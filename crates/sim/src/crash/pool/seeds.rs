@@ -52,6 +52,7 @@ fn of_seed(seed: u64) -> Setup {
         grants: if seed.is_multiple_of(2) { 8 } else { 3 },
         disks: if seed % 4 == 1 { 1 } else { 2 },
         thick: seed % 16 == 5,
+        is_used: seed % 8 < 6,
         ..Setup::default()
     }
 }
@@ -135,7 +136,7 @@ fn act(world: &mut World, choices: &mut dyn Choose) {
         (28, _) => world.detach(disk),
         (29, _) => world.remove(disk),
         (30, _) if choices.choose(4) == 1 => world.add_column(),
-        (31, _) if choices.choose(4) == 1 => world.grow(disk, EXTENT / 2),
+        (31, _) if choices.choose(2) == 1 => world.grow(disk, EXTENT / 2),
         _ => {}
     }
 }

@@ -89,6 +89,28 @@ fn writes_wait_for_a_grant_and_fail_when_the_pool_says_no() {
 }
 
 #[test]
+fn a_write_after_space_has_come_again_is_not_refused() {
+    for told in [false, true] {
+        let mut world = World::new(SIZE);
+        world.gives = false;
+        for nth in 0..7 {
+            world.fill(nth * EXTENT, 512, 1);
+        }
+        assert_eq!(world.order(LayoutOrder::NoSpace), Ok(()));
+        world.notices.clear();
+        if told {
+            assert_eq!(world.order(LayoutOrder::SpaceAvailable), Ok(()));
+        }
+        let io = world.begin(Op::Write, Flags::NONE, 50 * EXTENT, &[1; 512], 512);
+        world.run();
+        let refused = (!told).then_some(&Err(Fault::NoSpace));
+        assert_eq!(world.answers.get(&io), refused);
+        let asks = |notice: &LayoutNotice| matches!(notice, LayoutNotice::GrantWanted { .. });
+        assert_eq!(world.notices.iter().any(asks), told);
+    }
+}
+
+#[test]
 fn p2_p3_a_flush_writes_headers_after_the_bytes_are_durable() {
     let mut world = World::new(SIZE);
     world.fill(0, 2 * EXTENT, 7);
@@ -781,6 +803,79 @@ fn a_deletion_leaves_alone_what_is_copied_meanwhile() {
         world.crash();
         check(&mut world);
     }
+}
+
+#[test]
+fn a_pause_ends_though_nothing_can_be_made_durable() {
+    let mut world = World::new(SIZE);
+    world.fill(0, EXTENT, 1);
+    world.fails.insert("flush");
+    // As the shard does: again, once nothing is under way.
+    for nth in 0..8 {
+        world.hook(|pool, cx| pool.pause(cx));
+        assert!(nth < 4 || world.jobs.is_empty(), "{nth}");
+        world.run();
+    }
+    world.fails.clear();
+    world.hook(|pool, cx| pool.resume(cx));
+    assert_eq!(world.flush(), Ok(()));
+    world.crash();
+    assert!(world.has(0, EXTENT, 1));
+}
+
+#[test]
+fn a_deletion_that_cannot_be_recorded_waits_before_it_is_tried_again() {
+    for kind in ["flush", "write block"] {
+        let mut world = World::new(SIZE);
+        world.fill(0, EXTENT, 1);
+        let first = world.snapshot();
+        world.fill(0, EXTENT, 2);
+        assert_eq!(world.flush(), Ok(()));
+        let order = world.pool_order(LayoutOrder::DeleteGeneration(first));
+        assert_eq!(order, Ok(Ordered::Later));
+        world.end(0);
+        world.fails.insert(kind);
+        // It ends, though the fault stays.
+        world.run();
+        world.wait(crate::units::Span::from_secs(3));
+        assert_eq!(world.report().generations.len(), 2, "{kind}");
+        world.fails.clear();
+        world.wait(crate::units::Span::from_secs(3));
+        assert_eq!(world.report().generations.len(), 1, "{kind}");
+        assert!(world.has(0, EXTENT, 2));
+    }
+}
+
+#[test]
+fn a_mark_of_a_deleted_generation_goes_once_it_is_written_over() {
+    let mut world = World::new(SIZE);
+    world.fill(0, EXTENT, 1);
+    world.snapshot();
+    // A mark, and then an extent of its own in the next generation.
+    assert_eq!(world.io(Op::Discard, Flags::NONE, 0, &[], EXTENT), Ok(()));
+    let marked = world.snapshot();
+    world.fill(4 * SUB, SUB, 2);
+    assert_eq!(world.order(LayoutOrder::DeleteGeneration(marked)), Ok(()));
+    world.wait(crate::units::Span::from_secs(3));
+    assert_eq!(world.report().generations.len(), 2);
+    let marks = |world: &World| {
+        let chunks = world.pool.table.chunks();
+        let marks = chunks.flat_map(|(_, chunk)| chunk.marks.iter());
+        let bits = marks.map(|mark| world.pool.table.at(*mark).bits);
+        bits.collect::<Vec<u16>>()
+    };
+    assert_eq!(marks(&world), [0xffef], "it is this generation's by now");
+    world.fill(0, SUB, 3);
+    assert_eq!(marks(&world), [0xffef], "nothing is durable yet");
+    assert_eq!(world.flush(), Ok(()));
+    assert_eq!(marks(&world), [0xffee]);
+    world.fill(SUB, 3 * SUB, 3);
+    world.fill(5 * SUB, 11 * SUB, 3);
+    assert_eq!(world.flush(), Ok(()));
+    assert_eq!(marks(&world), []);
+    world.crash();
+    assert!(world.has(0, 4 * SUB, 3) && world.has(4 * SUB, SUB, 2));
+    assert!(world.has(5 * SUB, 11 * SUB, 3));
 }
 
 #[test]

@@ -69,6 +69,7 @@ impl World {
                 if !disk.is_some_and(|disk| self.catalog.take_back(disk, index)) {
                     self.fail(format!("grant {index} of seat {seat} is given back twice"));
                 }
+                self.tell_refused();
             }
             Deed::Order(number, LayoutOrder::DeleteGeneration(generation)) => {
                 if let Some(seat) = self.seats.get_mut(&number) {
@@ -83,24 +84,39 @@ impl World {
         }
     }
 
+    /// A commit may have made grants free: the disks that were refused may ask again.
+    fn tell_refused(&mut self) {
+        for (number, seat) in &self.seats {
+            let order = Deed::Order(*number, LayoutOrder::SpaceAvailable);
+            let has_room = self.catalog.free(seat.columns) > 0;
+            if seat.is_refused && has_room && !self.deeds.contains(&order) {
+                self.deeds.push_back(order);
+            }
+        }
+    }
+
     /// Gives an order to a layout.
     pub(super) fn order(&mut self, number: u32, order: LayoutOrder) {
         self.note(|| format!("order for seat {number}: {order:?}"));
-        match order {
-            LayoutOrder::NoSpace => self.warn_of_no_space(number),
-            LayoutOrder::Grant { index, .. } => {
-                if let Some(seat) = self.seats.get_mut(&number) {
+        if let Some(seat) = self.seats.get_mut(&number) {
+            match order {
+                LayoutOrder::NoSpace => seat.is_refused = true,
+                LayoutOrder::SpaceAvailable => seat.is_refused = false,
+                LayoutOrder::Grant { index, .. } => {
+                    seat.is_refused = false;
                     seat.returned.remove(&index);
                 }
+                _ => {}
             }
-            _ => {}
         }
         self.handle(Event::LayoutOrder {
             disk: DiskId(number),
             order,
         });
-        if matches!(order, LayoutOrder::Grant { .. } | LayoutOrder::NoSpace) {
+        if is_of_space(order) {
             self.answered_at_once(number, order);
+            // Something may have become free between the commit and the order.
+            self.tell_refused();
         }
     }
 
@@ -123,27 +139,6 @@ impl World {
             Some(_) => {}
             None => self.fail(format!("{order:?} is not answered at once")),
         }
-    }
-
-    /// Whether a seat has asked for a grant and has no answer yet.
-    pub(super) fn is_asking(&self, number: u32) -> bool {
-        let asked = self.deeds.iter().any(|deed| {
-            let is_grant = |order: LayoutOrder| {
-                matches!(order, LayoutOrder::Grant { .. } | LayoutOrder::NoSpace)
-            };
-            match *deed {
-                Deed::Give(seat) => seat == number,
-                Deed::Order(seat, order) => seat == number && is_grant(order),
-                Deed::TakeBack(..) => false,
-            }
-        });
-        let asks = |effect: &Effect| match effect {
-            Effect::LayoutNotice { disk, notice } => {
-                disk.0 == number && matches!(**notice, LayoutNotice::GrantWanted { .. })
-            }
-            _ => false,
-        };
-        asked || self.effects.iter().any(asks)
     }
 
     /// The disk of a seat, if it is no view.
@@ -300,6 +295,10 @@ impl World {
             (_, Err(refusal)) if !has_fault => {
                 self.fail(format!("{kind:?} does not open: {refusal:?}"));
             }
+            // After an exchange of its layout, requests wait until it is detached.
+            (_, Err(_)) if self.pending.values().any(|it| it.seat == number) => {
+                self.leave(number, Leaving::Returns);
+            }
             (_, Err(_)) => {}
         }
     }
@@ -385,6 +384,7 @@ impl World {
             return self.fail(format!("{disk:?} is held, and nobody asked for it"));
         }
         (seat.holding, seat.opened, seat.columns) = (Holding::No, None, columns);
+        seat.is_refused = false;
         seat.returned.clear();
         self.handle(Event::Relay {
             disk: DiskId(number),
@@ -406,6 +406,7 @@ impl World {
                 deed => self.deeds.push_back(deed),
             }
         }
+        self.tell_refused();
     }
 
     /// A disk or a view is detached.
@@ -424,10 +425,19 @@ impl World {
                 self.oracle.remove(disk);
                 self.current.remove(&disk);
                 self.own.remove(&disk);
+                self.tell_refused();
             }
             (Kind::View(..), _) => {}
         }
     }
+}
+
+/// Whether an order says what space there is.
+fn is_of_space(order: LayoutOrder) -> bool {
+    matches!(
+        order,
+        LayoutOrder::Grant { .. } | LayoutOrder::NoSpace | LayoutOrder::SpaceAvailable
+    )
 }
 
 /// What a generation sees where it has nothing of its own.

@@ -78,7 +78,7 @@ impl World {
             buffer,
             issued,
             has_space,
-            is_warned: false,
+            is_refused: false,
         };
         self.pending.insert(token, pending);
         let request = Request {
@@ -100,13 +100,6 @@ impl World {
     fn has_space(&self, disk: Disk, sectors: &Range<u64>) -> bool {
         let own = self.own.get(&disk);
         own.is_some_and(|(_, own)| sub_blocks(sectors).all(|sub| own.contains(&sub)))
-    }
-
-    /// The pool has no grant for a disk: what waits may fail.
-    pub(super) fn warn_of_no_space(&mut self, number: u32) {
-        for pending in self.pending.values_mut() {
-            pending.is_warned |= pending.seat == number;
-        }
     }
 
     /// A request is answered.
@@ -200,10 +193,8 @@ impl World {
         let leaves = leaves.is_some_and(|seat| seat.leaving != Leaving::No);
         let may = match fault {
             Fault::NoSpace => {
-                let is_full = self.seats.get(&pending.seat);
-                let is_full = is_full.is_some_and(|seat| self.catalog.free(seat.columns) == 0);
-                let may = pending.is_warned || is_full || leaves || self.is_asking(pending.seat);
-                request.op.modifies() && !pending.has_space && may || self.has_fault
+                let may = pending.is_refused && !pending.has_space;
+                request.op.modifies() && may || self.has_fault
             }
             Fault::Unsupported => request.op == Op::Extents,
             Fault::Gone => leaves || self.has_fault,

@@ -9,12 +9,12 @@
 
 use super::{World, seat_of};
 use crate::crash::pool::GEOMETRY;
-use crate::crash::pool::catalog::{Entry, identity};
+use crate::crash::pool::catalog::{self, identity};
 use crate::crash::pool::oracle::Disk;
 use crate::crash::world::GuestRequest;
 use std::collections::BTreeMap;
 use tidegate_core::block::BLOCK;
-use tidegate_core::layout::pool::{Generation, Grant, Header, PoolReport, Root};
+use tidegate_core::layout::pool::{Entry, Generation, Grant, Header, PoolReport, Root};
 use tidegate_core::request::{Flags, Op};
 
 /// What the blocks of a disk say: the extents of each generation, and the sub-blocks of each extent in each generation.
@@ -27,18 +27,19 @@ struct Found {
 impl World {
     /// Checks each disk, once nothing is under way.
     pub(super) fn check_pool(&mut self) {
-        for disk in self.disks() {
-            self.submit(
-                disk,
-                GuestRequest {
+        // A mark goes one commit after what takes its place.
+        for _ in 0..2 {
+            for disk in self.disks() {
+                let flush = GuestRequest {
                     op: Op::Flush,
                     flags: Flags::NONE,
                     sector: 0,
                     sectors: 0,
-                },
-            );
+                };
+                self.submit(disk, flush);
+            }
+            self.finish();
         }
-        self.finish();
         if self.breach.is_some() {
             return;
         }
@@ -47,6 +48,48 @@ impl World {
                 self.fail(format!("the pool check of {disk:?}: {what}"));
             }
         }
+    }
+
+    /// Checks what a crash has left, before any disk opens.
+    pub(super) fn check_after_crash(&mut self) {
+        for disk in self.disks() {
+            if let Err(what) = self.check_left(disk) {
+                self.fail(format!("the pool check of {disk:?} after a crash: {what}"));
+            }
+        }
+    }
+
+    /// Headers name extents of the disk only, and generations that its root has. Two of them may have the same sub-block, if
+    /// nobody was told that it is durable.
+    fn check_left(&self, disk: Disk) -> Result<(), String> {
+        let entry = self.catalog.entry(disk).ok_or("it is not in the catalog")?;
+        let root = self.root(disk, entry);
+        for (index, grant) in owned(entry) {
+            let Some(header) = self.header(disk, entry, index, grant)? else {
+                continue;
+            };
+            for (_, it) in entries(index, &header, entry.sectors)? {
+                let is_known = match &root {
+                    Some(root) => root.generations.iter().any(|b| b.number == it.generation),
+                    None => it.generation == Generation::FIRST,
+                };
+                if !is_known {
+                    return Err(format!("the root does not have {it:?}: {root:?}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The newest root of a disk, if it has one.
+    fn root(&self, disk: Disk, entry: &catalog::Entry) -> Option<Root> {
+        let home = entry.grants.first().copied().flatten()?;
+        let roots = (0..2).filter_map(|nth| {
+            let at = GEOMETRY.grant_at(home) + GEOMETRY.root_at(nth);
+            Root::decode(&self.block(home, at)).ok()
+        });
+        let ours = |it: &Root| it.owner.life == home.life && it.owner.disk == identity(disk);
+        roots.filter(ours).max_by_key(|it| it.sequence)
     }
 
     fn check_disk(&self, disk: Disk) -> Result<(), String> {
@@ -70,7 +113,7 @@ impl World {
     fn header(
         &self,
         disk: Disk,
-        entry: &Entry,
+        entry: &catalog::Entry,
         index: u32,
         grant: Grant,
     ) -> Result<Option<Header>, String> {
@@ -90,23 +133,11 @@ impl World {
     fn check_root(
         &self,
         disk: Disk,
-        entry: &Entry,
+        entry: &catalog::Entry,
         report: &PoolReport,
         found: &Found,
     ) -> Result<(), String> {
-        let Some(home) = entry.grants.first().copied().flatten() else {
-            return match report.generations.len() {
-                0 | 1 => Ok(()),
-                _ => Err(format!("it has no grant for its root, and {report:?}")),
-            };
-        };
-        let roots = (0..2).filter_map(|nth| {
-            let at = GEOMETRY.grant_at(home) + GEOMETRY.root_at(nth);
-            Root::decode(&self.block(home, at)).ok()
-        });
-        let ours = |it: &Root| it.owner.life == home.life && it.owner.disk == identity(disk);
-        let root = roots.filter(ours).max_by_key(|it| it.sequence);
-        let Some(root) = root else {
+        let Some(root) = self.root(disk, entry) else {
             let first = report.current == Generation::FIRST && report.generations.len() == 1;
             return match first {
                 true => Ok(()),
@@ -141,22 +172,31 @@ impl World {
 }
 
 /// The grants that a disk has, by index.
-fn owned(entry: &Entry) -> impl Iterator<Item = (u32, Grant)> + '_ {
+fn owned(entry: &catalog::Entry) -> impl Iterator<Item = (u32, Grant)> + '_ {
     let grants = (0..).zip(&entry.grants);
     grants.filter_map(|(index, grant)| grant.map(|grant| (index, grant)))
 }
 
+/// What a header names, with the place of each extent in its grant; a mark has none.
+fn entries(index: u32, header: &Header, sectors: u64) -> Result<Vec<(Option<u32>, Entry)>, String> {
+    let extents = (0..).zip(&header.extents).filter(|(_, it)| !it.is_free());
+    let extents = extents.map(|(nth, it)| (Some(nth), *it));
+    let marks = header.marks.iter().map(|it| (None, *it));
+    let all: Vec<(Option<u32>, Entry)> = extents.chain(marks).collect();
+    for (nth, it) in &all {
+        if *nth == Some(0) && GEOMETRY.has_headers(index) {
+            return Err(format!("data is where grant {index} has headers"));
+        }
+        if u64::from(it.extent) * crate::crash::pool::EXTENT >= sectors {
+            return Err(format!("{it:?} of grant {index} is beyond the end"));
+        }
+    }
+    Ok(all)
+}
+
 impl Found {
     fn add(&mut self, index: u32, header: &Header, sectors: u64) -> Result<(), String> {
-        let extents = (0..).zip(&header.extents).filter(|(_, it)| !it.is_free());
-        let extents = extents.map(|(nth, it)| (Some(nth), it));
-        for (nth, it) in extents.chain(header.marks.iter().map(|it| (None, it))) {
-            if nth == Some(0) && GEOMETRY.has_headers(index) {
-                return Err(format!("data is where grant {index} has headers"));
-            }
-            if u64::from(it.extent) * crate::crash::pool::EXTENT >= sectors {
-                return Err(format!("{it:?} of grant {index} is beyond the end"));
-            }
+        for (nth, it) in entries(index, header, sectors)? {
             let sub_blocks = self
                 .sub_blocks
                 .entry((it.extent, it.generation))

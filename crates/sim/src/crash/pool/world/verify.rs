@@ -35,6 +35,27 @@ impl World {
         self.check_pool();
     }
 
+    /// Nothing fails any more. Each disk that is open can be written, flushed and frozen without another start.
+    pub fn go_on_after_faults(&mut self) {
+        self.finish();
+        self.repair();
+        self.has_fault = false;
+        for disk in self.disks() {
+            for (op, sectors) in [(Op::Write, 1), (Op::Flush, 0)] {
+                let request = GuestRequest {
+                    op,
+                    flags: Flags::NONE,
+                    sector: 3,
+                    sectors,
+                };
+                self.submit(disk, request);
+                self.finish();
+            }
+            self.snapshot(disk);
+            self.finish();
+        }
+    }
+
     fn read_all(&mut self, disk: Disk) {
         if self.breach.is_some() {
             return;
