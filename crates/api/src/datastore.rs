@@ -36,6 +36,8 @@ pub enum DatastoreSettings {
         /// The array: `10k`, `ssd`, or several as `raid5-8x10k+cache`.
         model: String,
     },
+    /// A pool of files or devices, which has the same name. It is created and destroyed as a pool.
+    Pool {},
 }
 
 /// How a directory's images are opened.
@@ -60,6 +62,7 @@ impl DatastoreSettings {
             DatastoreSettings::Memory {} => "memory",
             DatastoreSettings::Null {} => "null",
             DatastoreSettings::Emulated { .. } => "emulated",
+            DatastoreSettings::Pool {} => "pool",
         }
     }
 }
@@ -162,6 +165,7 @@ mod tests {
             DatastoreSettings::Emulated {
                 model: "10k".into(),
             },
+            DatastoreSettings::Pool {},
         ] {
             let record = DatastoreRecord {
                 version: DatastoreRecord::VERSION,

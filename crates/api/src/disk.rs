@@ -73,6 +73,9 @@ pub struct Disk {
     /// Its flash cache, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flash: Option<DiskFlash>,
+    /// Its part of its pool, if it is in one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<DiskInPool>,
     /// Its filter stack, guest side first.
     pub filters: Vec<String>,
     /// Its I/O control policy.
@@ -132,6 +135,28 @@ impl Disk {
         let code = self.problem.as_ref().map(|problem| problem.code);
         code == Some(ProblemCode::Exists) && !self.attached
     }
+}
+
+/// A disk's part of its pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DiskInPool {
+    /// Bytes that it has reserved and not taken yet, if it is thick.
+    #[serde(default)]
+    pub reserved_bytes: u64,
+    /// Bytes of the pool that it has.
+    pub granted_bytes: u64,
+    /// Bytes of these that have data, of the disk and its snapshots; null while it is not attached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mapped_bytes: Option<u64>,
+    /// Writes that wait for space now.
+    #[serde(default)]
+    pub waiting: u32,
+    /// Whether the pool has no space for it: its writes to new space fail.
+    #[serde(default)]
+    pub refused: bool,
+    /// Why it gets no space, if the pool's catalog cannot be changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<Problem>,
 }
 
 fn plain() -> String {

@@ -280,7 +280,9 @@ fn place(settings: &DatastoreSettings) -> String {
         DatastoreSettings::Dir { path, .. } => path.display().to_string(),
         DatastoreSettings::Nbd { uri } => uri.clone(),
         DatastoreSettings::Emulated { model } => model.clone(),
-        DatastoreSettings::Memory {} | DatastoreSettings::Null {} => figures::dash(),
+        DatastoreSettings::Memory {} | DatastoreSettings::Null {} | DatastoreSettings::Pool {} => {
+            figures::dash()
+        }
     }
 }
 

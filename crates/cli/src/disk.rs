@@ -5,7 +5,8 @@
 use clap::{Args, Subcommand};
 use tidegate_api::descriptor::{BURST_SECONDS, CacheMode};
 use tidegate_api::disk::{
-    Client, ClientKind, Disk as Answer, DiskList, Policy, RingCounts, RingFault, UpstreamCounts,
+    Client, ClientKind, Disk as Answer, DiskInPool, DiskList, Policy, RingCounts, RingFault,
+    UpstreamCounts,
 };
 use tidegate_api::iocontrol::{Admission, Promise};
 use tidegate_api::name::Name;
@@ -288,6 +289,27 @@ fn upstream(counts: UpstreamCounts) -> Option<String> {
     })
 }
 
+/// A disk's part of its pool, in one line.
+fn in_pool(pool: &DiskInPool) -> String {
+    let mut text = format!("{} taken", figures::bytes(pool.granted_bytes));
+    if let Some(mapped) = pool.mapped_bytes {
+        text.push_str(&format!(", {} of it with data", figures::bytes(mapped)));
+    }
+    if pool.reserved_bytes > 0 {
+        let reserved = figures::bytes(pool.reserved_bytes);
+        text.push_str(&format!(", {reserved} more reserved"));
+    }
+    if let Some(problem) = &pool.problem {
+        text.push_str(&format!("; it gets no space: {problem}"));
+    }
+    match (pool.refused, pool.waiting) {
+        (true, _) => text.push_str("; the pool is full: writes to new space fail"),
+        (false, 0) => {}
+        (false, waiting) => text.push_str(&format!("; {waiting} writes wait for space")),
+    }
+    text
+}
+
 impl Shown for Answer {
     fn names(&self) -> Vec<String> {
         vec![self.name.to_string()]
@@ -344,6 +366,7 @@ impl Shown for Answer {
         pairs.extend(more_policy(&self.policy));
         let known = [
             ("flash cache", self.flash.as_ref().map(flash::shown)),
+            ("pool", self.pool.as_ref().map(in_pool)),
             ("promised", self.admission.as_ref().map(promise)),
             (
                 "device",

@@ -137,7 +137,14 @@ impl From<&Metadata> for Stamp {
 /// The right to read a file and replace it, until dropped.
 #[derive(Debug)]
 pub(crate) struct Turn {
-    _locked: File,
+    _locked: Option<File>,
+}
+
+impl Turn {
+    /// That of something that only this daemon changes.
+    pub(crate) fn none() -> Turn {
+        Turn { _locked: None }
+    }
 }
 
 /// Waits for the right to change the file at that place.
@@ -147,7 +154,7 @@ pub(crate) struct Turn {
 pub(crate) fn turn(at: impl Into<Location>) -> io::Result<Turn> {
     let at = at.into();
     let begun = Instant::now();
-    loop {
+    let file = loop {
         // Opened for writing, though nothing is written: otherwise a file server grants no lock.
         let file = open(at.clone(), File::options().read(true).write(true))?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -161,12 +168,15 @@ pub(crate) fn turn(at: impl Into<Location>) -> io::Result<Turn> {
                 return Err(io::Error::new(io::ErrorKind::TimedOut, text));
             }
             // This file system has no locks.
-            Err(_) => return Ok(Turn { _locked: file }),
+            Err(_) => break file,
         }
         if is_at(&file, &at)? {
-            return Ok(Turn { _locked: file });
+            break file;
         }
-    }
+    };
+    Ok(Turn {
+        _locked: Some(file),
+    })
 }
 
 /// Whether the open file is the one at that place.

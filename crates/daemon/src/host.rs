@@ -21,6 +21,7 @@ use tidegate_core::iocontrol::{GroupId, GroupPolicy, Policy};
 use tidegate_core::request::DiskId;
 use tidegate_core::units::{Span, Time};
 use tidegate_engine::datastore::condition::Harm;
+use tidegate_engine::datastore::dir::SharedFile;
 use tidegate_engine::datastore::{OpenedImage, dir, emulated, memory, nbd as upstream, null};
 use tidegate_engine::lease::{Lease, Watch};
 use tidegate_engine::{
@@ -192,7 +193,7 @@ impl Host {
         let cache = flash.as_ref().map(|flash| flash.cache.clone());
         let attached = self.with(|engine| Ok(attach_images(engine, spec, images, flash)))?;
         let disk = attached.map_err(|e| match e.kind() {
-            Kind::Invalid if seen.opened_size < plan.size && plan.layout.is_plain() => {
+            Kind::Invalid if seen.opened_size < plan.size && plan.is_one_image() => {
                 problem(&e).remedy(mend_cut(&plan.name, seen.opened_size, plan.block_size))
             }
             Kind::Invalid if cut.is_some() => cut.unwrap_or_else(|| problem(&e)),
@@ -262,6 +263,15 @@ impl Host {
     }
 }
 
+/// The problem of a pool's disk for a command that needs one image.
+fn not_one_image() -> Problem {
+    Problem::new(
+        ProblemCode::Unsupported,
+        "a disk on a pool has no image of its own",
+    )
+    .remedy("attach it, and copy over NBD, as `nbdcopy FROM TO`: its URI is in `tidegate disk show NAME`")
+}
+
 /// Attaches the images of a disk.
 fn attach_images(
     engine: &Engine,
@@ -273,7 +283,7 @@ fn attach_images(
         return engine.attach_cached(spec, images, flash, OPENING);
     }
     match images.as_mut_slice() {
-        [Some(_)] if spec.layout.is_plain() => {
+        [Some(_)] if spec.layout.is_plain() && spec.layout_options.pool.is_none() => {
             let image = images.pop().flatten().expect("it was just seen");
             engine.attach(spec, image)
         }
@@ -357,6 +367,7 @@ fn open_within(plan: &ImagePlan, read_only: bool, patience: Duration) -> Outcome
         ImagePlan::Emulated { model, size } => format!("{model},size={size}")
             .parse()
             .and_then(|spec| emulated::open(&spec)),
+        ImagePlan::Pool => return Err(not_one_image()),
     };
     let image = opened.map_err(|e| match plan {
         ImagePlan::Nbd { uri, .. } => upstream_unopened(&e, uri),
@@ -369,6 +380,7 @@ fn open_within(plan: &ImagePlan, read_only: bool, patience: Duration) -> Outcome
         ImagePlan::Memory { .. } => "memory",
         ImagePlan::Null { .. } => "null",
         ImagePlan::Emulated { .. } => "emulated",
+        ImagePlan::Pool => "pool",
     };
     let io = match &image.info.remark {
         Some(remark) => format!("{kind} ({remark})"),
@@ -379,6 +391,34 @@ fn open_within(plan: &ImagePlan, read_only: bool, patience: Duration) -> Outcome
         io,
         upstream: counts,
         watch: None,
+    })
+}
+
+/// An image for one disk of a file or device that several disks share. It is written while the lease is held that `watch`
+/// observes, and keeps `held` until it is closed.
+pub(crate) fn open_shared(
+    file: &SharedFile,
+    watch: Option<Watch>,
+    held: impl Send + 'static,
+) -> Outcome<Opened> {
+    let image = file.image().map_err(|e| unopened(&e))?;
+    let image = match &watch {
+        Some(watch) => image.behind(watch),
+        None => image,
+    };
+    let kind = match image.info.buffered {
+        true => "buffered",
+        false => "direct",
+    };
+    let io = match &image.info.remark {
+        Some(remark) => format!("{kind} ({remark})"),
+        None => kind.to_owned(),
+    };
+    Ok(Opened {
+        image: image.holding(Box::new(held)),
+        io,
+        upstream: None,
+        watch,
     })
 }
 

@@ -330,7 +330,7 @@ fn plan(options: &OneOptions) -> Outcome<DiskPlan> {
         | ImagePlan::Null { size }
         | ImagePlan::Emulated { size, .. } => *size,
         // The size is that of the image.
-        ImagePlan::File { .. } | ImagePlan::Nbd { .. } => 0,
+        ImagePlan::File { .. } | ImagePlan::Nbd { .. } | ImagePlan::Pool => 0,
     };
     let uuid = crate::text::new_uuid()?;
     let mut descriptor = Descriptor::new(uuid, size);

@@ -1,13 +1,14 @@
 //! The pools of this host: their records, their members, and their catalogs.
 //!
 //! The disk service calls this. A pool is opened when it is first used, and stays open until the daemon ends: meanwhile its
-//! leases keep other hosts away. The host's state has only its identity and the paths of its members.
+//! leases keep other hosts away. Its catalog has the descriptors of its disks (`disks`). The host's state has only its identity and the paths of its members.
 //!
 //! # Always true
 //! - a pool has one record, and exists only once that is written; its members were empty before, or the caller gave up what
 //!   they had
 //! - a pool is destroyed only if it has no disk, or the caller gives up what it has
-//! - after a failed change of a catalog the pool is opened again before it is used
+//! - after a failed change of a catalog it is opened again before it is used. The members stay locked and leased: disks
+//!   may be using them
 //!
 //! # Picture
 //! ```text
@@ -25,6 +26,7 @@ use tidegate_api::name::Name;
 use tidegate_api::pool::{PoolCreate, PoolData, PoolDestroy, PoolGroupAdd};
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::block::BLOCK;
+use tidegate_core::pool::members::Standing;
 use tidegate_core::pool::superblock::{MOST_CATALOG, Place};
 use tidegate_core::pool::{CATALOG_AT, EXTENT, GRANT, LEASE_AT, SUPERBLOCKS};
 use tidegate_engine::lease::{Leases, Settings};
@@ -44,10 +46,13 @@ use refusals::{must_be_built, must_be_few, must_have_entries, must_have_space};
 
 pub(crate) mod catalog;
 mod columns;
+mod disks;
+pub(crate) mod grants;
 pub(crate) mod member_set;
 mod opening;
 pub(crate) mod record;
 mod refusals;
+pub(crate) mod reported;
 pub(crate) mod store;
 
 /// The smallest region of a catalog. Origin: an empty one takes 0.1 MiB, and it doubles as it grows.
@@ -65,13 +70,32 @@ pub(crate) struct Pools {
     host: HostIdentity,
     leases: Mutex<Option<Leases>>,
     /// Pools that are open, by name. A lock is held while a pool is opened or changed, which can take long.
-    open: Mutex<BTreeMap<Name, Arc<Mutex<Option<OpenPool>>>>>,
+    open: Mutex<BTreeMap<Name, Arc<Mutex<Slot>>>>,
     /// Pools that were opened, or could not be.
     tried: Mutex<BTreeSet<Name>>,
     /// What was wrong with pools when they were used last.
     troubles: Mutex<BTreeMap<Name, Problem>>,
     /// Serialises changes of records.
     changing: Mutex<()>,
+}
+
+/// A pool that may be open.
+#[derive(Default)]
+enum Slot {
+    #[default]
+    Closed,
+    Open(Box<OpenPool>),
+    /// Its catalog must be opened again. These members are still held, by number.
+    Failed(Vec<Option<Held>>),
+}
+
+impl Slot {
+    fn pool(&self) -> Option<&OpenPool> {
+        match self {
+            Slot::Open(pool) => Some(pool),
+            Slot::Closed | Slot::Failed(_) => None,
+        }
+    }
 }
 
 /// A pool that is open.
@@ -95,6 +119,23 @@ struct Extent {
 }
 
 impl OpenPool {
+    fn new(
+        catalog: Catalog,
+        held: Vec<Option<Held>>,
+        standing: &Standing,
+        record: &Record,
+    ) -> Outcome<OpenPool> {
+        let left = standing.unused.iter().filter(|(_, why)| why.is_none());
+        let left = left.filter_map(|(path, _)| record.members.get(*path).cloned());
+        let mut pool = OpenPool {
+            catalog,
+            held,
+            left: left.collect(),
+        };
+        pool.adopt_columns()?;
+        Ok(pool)
+    }
+
     fn extent(&self) -> Extent {
         let member_set = self.catalog.member_set();
         let members = member_set.members();
@@ -175,14 +216,14 @@ impl Pools {
     ) -> Outcome<T> {
         let slot = self.slot(name);
         let mut slot = locked(&slot);
-        if slot.is_none() {
-            *slot = Some(self.open(name).inspect_err(|problem| {
-                if problem.code != ProblemCode::NotFound || self.has(name) {
-                    locked(&self.troubles).insert(name.clone(), problem.clone());
-                }
-            })?);
-        }
-        let pool = slot.as_mut().expect("it is open");
+        self.open_slot(name, &mut slot).inspect_err(|problem| {
+            if problem.code != ProblemCode::NotFound || self.has(name) {
+                locked(&self.troubles).insert(name.clone(), problem.clone());
+            }
+        })?;
+        let Slot::Open(pool) = &mut *slot else {
+            unreachable!("it is open")
+        };
         let done = act(pool);
         match pool.trouble(name) {
             Some(problem) => locked(&self.troubles).insert(name.clone(), problem),
@@ -190,9 +231,20 @@ impl Pools {
         };
         if pool.catalog.has_failed() {
             // What was written of a failed change is found out when it is opened again.
-            *slot = None;
+            *slot = Slot::Failed(std::mem::take(&mut pool.held));
         }
         done
+    }
+
+    /// Opens a pool, if it is not open. After an error it is as before.
+    fn open_slot(&self, name: &Name, slot: &mut Slot) -> Outcome<()> {
+        let opened = match slot {
+            Slot::Open(_) => return Ok(()),
+            Slot::Closed => self.open(name)?,
+            Slot::Failed(held) => self.open_again(name, held)?,
+        };
+        *slot = Slot::Open(Box::new(opened));
+        Ok(())
     }
 
     /// What was wrong with pools when they were used last.
@@ -200,7 +252,7 @@ impl Pools {
         locked(&self.troubles).values().cloned().collect()
     }
 
-    fn slot(&self, name: &Name) -> Arc<Mutex<Option<OpenPool>>> {
+    fn slot(&self, name: &Name) -> Arc<Mutex<Slot>> {
         Arc::clone(locked(&self.open).entry(name.clone()).or_default())
     }
 
@@ -216,28 +268,23 @@ impl Pools {
             .iter()
             .map(|held| held.as_ref().map(Held::store))
             .collect();
-        let what = || format!("cannot open pool {name}");
-        let member_set = MemberSet::open(record.uuid.0, &opened.standing, &stores)
-            .map_err(|e| os_error::io(what(), &e))?;
+        let catalog = open_catalog(name, &record, &opened.standing, &stores)?;
         let mut by_path: Vec<Option<Held>> = opened.held;
-        let members = member_set.members();
-        let seats = opened.standing.members.iter().take(members.len());
+        let members = catalog.member_set().members().len();
+        let seats = opened.standing.members.iter().take(members);
         let held = seats.map(|seat| by_path.get_mut(seat.path?)?.take());
-        let held = held.collect();
-        let catalog = Catalog::open(member_set).map_err(|e| e.within(what()))?;
-        let left = opened
-            .standing
-            .unused
-            .iter()
-            .filter(|(_, why)| why.is_none());
-        let left = left.filter_map(|(path, _)| record.members.get(*path).cloned());
-        let mut pool = OpenPool {
-            catalog,
-            held,
-            left: left.collect(),
-        };
-        pool.adopt_columns()?;
-        Ok(pool)
+        OpenPool::new(catalog, held.collect(), &opened.standing, &record)
+    }
+
+    /// Opens the catalog of a pool again, whose members are held. They are taken out of the list if that succeeds.
+    fn open_again(&self, name: &Name, held: &mut Vec<Option<Held>>) -> Outcome<OpenPool> {
+        let record = self.record(name)?;
+        let at = |path: &PathBuf| held.iter().flatten().find(|held| held.path == *path);
+        let by_path: Vec<_> = record.members.iter().map(at).collect();
+        let standing = opening::look_again(name, &record, &by_path)?;
+        let stores: Vec<_> = by_path.iter().map(|held| held.map(Held::store)).collect();
+        let catalog = open_catalog(name, &record, &standing, &stores)?;
+        OpenPool::new(catalog, std::mem::take(held), &standing, &record)
     }
 
     /// Creates a pool. `must_be_free` fails if a file or device is used otherwise.
@@ -289,7 +336,7 @@ impl Pools {
         pool.add_groups(0, 0, &order.groups)?;
         record::write(&self.folder, name, &Record::new(uuid, paths))?;
         made.keep();
-        *locked(&self.slot(name)) = Some(pool);
+        *locked(&self.slot(name)) = Slot::Open(Box::new(pool));
         Ok(())
     }
 
@@ -362,19 +409,17 @@ impl Pools {
         let record = self.record(name)?;
         let slot = self.slot(name);
         let mut slot = locked(&slot);
-        if slot.is_none() {
-            *slot = match self.open(name) {
-                Ok(pool) => Some(pool),
-                Err(problem) if problem.code == ProblemCode::Locked => return Err(problem),
-                Err(_) if order.data == PoolData::Overwrite => None,
-                Err(problem) => {
-                    return Err(
-                        problem.remedy("repair it, or add --force if everything on it may be lost")
-                    );
-                }
-            };
+        match self.open_slot(name, &mut slot) {
+            Ok(()) => {}
+            Err(problem) if problem.code == ProblemCode::Locked => return Err(problem),
+            Err(_) if order.data == PoolData::Overwrite => {}
+            Err(problem) => {
+                return Err(
+                    problem.remedy("repair it, or add --force if everything on it may be lost")
+                );
+            }
         }
-        if let Some(pool) = &*slot {
+        if let Some(pool) = slot.pool() {
             let disks = pool.catalog.disks()?.len();
             if disks > 0 {
                 return Err(Problem::new(
@@ -385,13 +430,16 @@ impl Pools {
             }
         }
         // The superblocks first: a crash leaves a record of members that are none, which can be destroyed with --force.
-        match slot.take() {
-            Some(pool) => {
-                let held = pool.held.iter().flatten();
+        match std::mem::take(&mut *slot) {
+            Slot::Open(pool) => {
+                let OpenPool { catalog, held, .. } = *pool;
+                // It may write once more when it is closed.
+                drop(catalog);
+                let held = held.iter().flatten();
                 let cleared = held.map(|member| clear(&member.path, &*member.store()));
                 cleared.collect::<Outcome<()>>()?;
             }
-            None => self.clear_what_is_there(name, &record)?,
+            Slot::Closed | Slot::Failed(_) => self.clear_what_is_there(name, &record)?,
         }
         record::remove(&self.folder, name)?;
         locked(&self.open).remove(name);
@@ -424,7 +472,7 @@ impl Pools {
     pub(crate) fn end(&self) {
         let pools = std::mem::take(&mut *locked(&self.open));
         for slot in pools.into_values() {
-            *locked(&slot) = None;
+            *locked(&slot) = Slot::Closed;
         }
         if let Some(leases) = locked(&self.leases).take()
             && let Err(error) = leases.end(FAREWELL)
@@ -550,6 +598,18 @@ impl Pools {
         }
         Ok(())
     }
+}
+
+fn open_catalog(
+    name: &Name,
+    record: &Record,
+    standing: &Standing,
+    stores: &[Option<Arc<dyn store::Store>>],
+) -> Outcome<Catalog> {
+    let what = || format!("cannot open pool {name}");
+    let member_set =
+        MemberSet::open(record.uuid.0, standing, stores).map_err(|e| os_error::io(what(), &e))?;
+    Catalog::open(member_set).map_err(|e| e.within(what()))
 }
 
 /// Removes superblocks and lease: it is a member of no pool any more.

@@ -9,7 +9,7 @@
 //!
 //! # Picture
 //! ```text
-//! STATE/datastores/NAME.toml        one record each
+//! STATE/datastores/NAME.toml        one record each; a pool has one only once its I/O control was changed
 //! STATE/attached.toml               the disks to attach at start
 //! STATE/groups.toml                 shared limits of groups of disks
 //! STATE/jobs.toml                   imports and exports that run (`jobs.rs` writes it)
@@ -17,6 +17,7 @@
 //! STATE/homes/NAME.toml             the file system of a datastore of kind `dir`
 //! STATE/disks/DATASTORE/NAME/       disk.toml of disks on datastores without files
 //! PATH/NAME/disk.toml, image        disks on a datastore of kind `dir`
+//! a pool's catalog                  disks on a pool
 //! PATH/.creating-NAME-UUID, .deleting-NAME   transient; removed by the next sweep
 //! ```
 
@@ -24,6 +25,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use tidegate_api::datastore::{DatastoreRecord, DatastoreSettings};
@@ -42,10 +44,12 @@ pub(crate) mod disks;
 mod drafts;
 mod home;
 mod members;
+mod pooled;
 
 pub(crate) use contents::{DESCRIPTOR, is_disks_folder};
 pub(crate) use disks::{Found, Identity, NewFolder, Unpublished};
 pub(crate) use home::{COMMON, mark_file, mark_of};
+pub(crate) use pooled::Catalogs;
 
 /// The largest state file that is read.
 const MAX_STATE_BYTES: usize = 1 << 20;
@@ -54,6 +58,8 @@ const MAX_STATE_BYTES: usize = 1 << 20;
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
     state: PathBuf,
+    /// Those of pools, where there can be any.
+    catalogs: Option<Arc<dyn Catalogs>>,
 }
 
 /// Named items, each either read or with the reason why it cannot be read.
@@ -91,12 +97,18 @@ impl Store {
             fs::create_dir_all(&folder)
                 .map_err(|e| os_error::io(format!("cannot create {}", folder.display()), &e))?;
         }
-        Ok(Store { state })
+        Ok(Store {
+            state,
+            catalogs: None,
+        })
     }
 
     /// Fails if the daemon cannot start because its stored state cannot be read.
     pub(crate) fn check(state: PathBuf) -> Outcome<()> {
-        let store = Store { state };
+        let store = Store {
+            state,
+            catalogs: None,
+        };
         store.attached().map(drop)
     }
 
@@ -114,6 +126,9 @@ impl Store {
             let settings = self.datastore(&name);
             found.insert(name, settings);
         }
+        for name in self.pools()? {
+            found.entry(name).or_insert(Ok(DatastoreSettings::Pool {}));
+        }
         Ok(found)
     }
 
@@ -125,7 +140,17 @@ impl Store {
     /// The whole stored record of a datastore.
     pub(crate) fn record(&self, name: &Name) -> Outcome<DatastoreRecord> {
         let path = self.datastore_file(name);
-        let bytes = files::read(&path, MAX_STATE_BYTES).map_err(|e| match e.kind() {
+        let bytes = match files::read(&path, MAX_STATE_BYTES) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.has_pool(name) => {
+                return Ok(DatastoreRecord {
+                    version: DatastoreRecord::VERSION,
+                    settings: DatastoreSettings::Pool {},
+                    io_control: IoControl::default(),
+                });
+            }
+            bytes => bytes,
+        };
+        let bytes = bytes.map_err(|e| match e.kind() {
             io::ErrorKind::NotFound => Problem::new(
                 ProblemCode::NotFound,
                 format!("there is no datastore {name}"),
@@ -143,7 +168,10 @@ impl Store {
     /// The record for a change: no other program changes it while the turn lives.
     pub(crate) fn record_to_change(&self, name: &Name) -> Outcome<(DatastoreRecord, files::Turn)> {
         // If the datastore is missing or unreadable, reading it gives the best error.
-        self.record(name)?;
+        let record = self.record(name)?;
+        if record.settings == (DatastoreSettings::Pool {}) {
+            return Ok((record, files::Turn::none()));
+        }
         let turn = files::turn(&self.datastore_file(name))
             .map_err(|e| os_error::io(format!("cannot change datastore {name}"), &e))?;
         Ok((self.record(name)?, turn))
@@ -264,6 +292,14 @@ impl Store {
             .and_then(|()| home::Memory::of(&self.state, name).forget())
             .and_then(|()| files::sync_folder(&self.state.join("datastores")))
             .map_err(|e| os_error::io(format!("cannot remove the record of datastore {name}"), &e))
+    }
+
+    /// Removes the record of a datastore that was a pool, if it has one.
+    pub(crate) fn forget_pool(&self, name: &Name) -> Outcome<()> {
+        match self.datastore_file(name).exists() {
+            true => self.remove_datastore(name),
+            false => Ok(()),
+        }
     }
 
     /// The disks to attach at start, with their datastores.

@@ -12,8 +12,8 @@ use self::condition::Condition;
 use self::fenced::{Fenced, Fences};
 use crate::blocking::{BlockingWorker, Done};
 use crate::control::UnderControl;
-use crate::lease::Lease;
 use crate::lease::fence::Fence;
+use crate::lease::{Lease, Watch};
 use crate::sys::buffers::Buffers;
 use crate::sys::ring::{Completion, Ring, Tag};
 use crate::tag::ImageId;
@@ -212,6 +212,13 @@ impl OpenedImage {
             self.image = Box::new(Fenced::new(self.image, fence));
         }
         self.claims.lease = Some(lease);
+        self
+    }
+
+    /// Puts the image behind a lease that others have, too: nothing is written after the lease's time.
+    #[must_use]
+    pub fn behind(mut self, lease: &Watch) -> OpenedImage {
+        self.image = Box::new(Fenced::new(self.image, lease.fence()));
         self
     }
 

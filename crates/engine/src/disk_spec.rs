@@ -8,6 +8,7 @@ use std::time::Duration;
 use tidegate_core::coalesce::Coalesce;
 use tidegate_core::filter::FilterSpec;
 use tidegate_core::layout::cache::area::Area;
+use tidegate_core::layout::pool::{Generation, PoolSetup};
 use tidegate_core::layout::{LayoutNotice, LayoutSpec, MEMBER_TIMEOUT, OnLoss};
 use tidegate_core::round_robin::Share;
 
@@ -74,6 +75,29 @@ pub struct LayoutOptions {
     pub member_timeout: Duration,
     /// What a mirror does after the loss of every member in sync.
     pub on_loss: OnLoss,
+    /// What the pool's catalog says of a disk in a pool. Its layout is the pool's, and its images are the columns', in order.
+    pub pool: Option<Arc<PoolDisk>>,
+}
+
+/// A disk in a pool.
+#[derive(Clone, Debug)]
+pub struct PoolDisk {
+    /// What the catalog says of it.
+    pub setup: PoolSetup,
+    /// The generation that it only shows. None: it is written.
+    pub view: Option<Generation>,
+}
+
+impl DiskSpec {
+    /// Whether its bytes are those of one image.
+    pub(crate) fn is_one_image(&self) -> bool {
+        self.layout.is_plain() && !self.is_pooled()
+    }
+
+    /// Whether it is in a pool.
+    pub(crate) fn is_pooled(&self) -> bool {
+        self.layout_options.pool.is_some()
+    }
 }
 
 impl Default for LayoutOptions {
@@ -83,6 +107,7 @@ impl Default for LayoutOptions {
             notices: None,
             member_timeout: Duration::from_nanos(MEMBER_TIMEOUT.as_nanos()),
             on_loss: OnLoss::Fail,
+            pool: None,
         }
     }
 }

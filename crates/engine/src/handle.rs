@@ -516,7 +516,7 @@ fn answer<T>(answer: &Receiver<T>) -> Result<T> {
 
 /// Rejects an image that does not fit its disk, or belongs to a disk of several.
 fn check_image(spec: &DiskSpec, opened: &OpenedImage) -> Result<()> {
-    if !spec.layout.is_plain() {
+    if !spec.is_one_image() {
         let text = format!(
             "disk {} is not one image: attach all its members",
             spec.name

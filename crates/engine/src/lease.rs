@@ -271,6 +271,11 @@ impl Drop for Lease {
 }
 
 impl Watch {
+    /// The fence that it observes.
+    pub(crate) fn fence(&self) -> &Arc<Fence> {
+        &self.0
+    }
+
     /// Why the disk is not written any more, as a sentence.
     pub fn lost(&self) -> Option<&str> {
         self.0.lost()

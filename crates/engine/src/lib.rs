@@ -36,7 +36,9 @@ mod vhost;
 pub use control::{Control, UnderControl};
 pub use counters::Statistics;
 pub use device::ring::malformed::RingFault;
-pub use disk_spec::{DenseSettings, DiskSpec, Flash, IoSettings, LayoutOptions, NoticeSink};
+pub use disk_spec::{
+    DenseSettings, DiskSpec, Flash, IoSettings, LayoutOptions, NoticeSink, PoolDisk,
+};
 pub use error::{Error, Kind, Result};
 pub use handle::{Answers, DeviceReport, Disk, Engine, OldImage, Settings, ThreadState};
 pub use lease::{Lease, Leases};

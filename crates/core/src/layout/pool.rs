@@ -509,6 +509,7 @@ impl Layout for Pool {
             } => self.order_place(cx, extent, count, columns),
             LayoutOrder::Readers(reads) => self.order_readers(cx, reads),
             LayoutOrder::HomeMoved { from, to } => self.order_home_moved(cx, from, to),
+            LayoutOrder::AddMember => self.add_column(),
             LayoutOrder::Hold => self.order_hold(cx),
             LayoutOrder::Go => self.order_go(cx),
             LayoutOrder::Rate(rate) => {

@@ -141,7 +141,8 @@ pub enum LayoutOrder {
     Replace(Target),
     /// Stop using this member.
     Drop(Target),
-    /// A mirror gets one more member, after the last one. It is out of sync until [`LayoutOrder::Replace`] names it.
+    /// A mirror gets one more member, after the last one. It is out of sync until [`LayoutOrder::Replace`] names it. A pool's
+    /// disk gets one more column there.
     AddMember,
     /// A member counts as hung after so long without an end of its I/Os.
     Timeout(Span),

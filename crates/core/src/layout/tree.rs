@@ -20,8 +20,8 @@ use super::pool::{Changes, Column, Generation, Pool, PoolSetup, Searched, Standi
 use super::stripe::Stripe;
 use super::{
     Arena, BlockOutcome, Check, DATA_AT, Hit, HitCx, Layout, LayoutCommand, LayoutCx, LayoutNotice,
-    LayoutOrder, LayoutReport, LayoutSpec, MEMBER_TIMEOUT, MemberReport, OnLoss, OrderRefusal,
-    Ordered, Refusal, ScrubReport, Target,
+    LayoutOrder, LayoutReport, LayoutSpec, MAX_TARGETS, MEMBER_TIMEOUT, MemberReport, OnLoss,
+    OrderRefusal, Ordered, Refusal, ScrubReport, Target,
 };
 use crate::block::BLOCK;
 use crate::filter::Io;
@@ -950,6 +950,9 @@ impl Tree {
         if self.is_pooled && matches!(order, LayoutOrder::Rate(_)) {
             return self.order_node(cx, 0, order);
         }
+        if self.is_pooled && order == LayoutOrder::AddMember {
+            return self.add_column(cx);
+        }
         // The members of a move have no labels, and nothing but its rate can be changed.
         if !self.labelled && !matches!(order, LayoutOrder::Rate(_)) {
             return Err(OrderRefusal::NotRedundant);
@@ -1116,6 +1119,18 @@ impl Tree {
             || self.spec.check(more).is_err()
             || self.cache().is_some()
         {
+            return Err(OrderRefusal::Fixed);
+        }
+        self.order_node(cx, 0, LayoutOrder::AddMember)?;
+        self.members.count = more;
+        self.loads.push(Load::default());
+        Ok(Ordered::Now)
+    }
+
+    /// A pool's disk gets the target after its last one as one more column.
+    fn add_column(&mut self, cx: &mut LayoutCx<'_>) -> Result<Ordered, OrderRefusal> {
+        let more = self.members.count + 1;
+        if more > MAX_TARGETS {
             return Err(OrderRefusal::Fixed);
         }
         self.order_node(cx, 0, LayoutOrder::AddMember)?;

@@ -212,6 +212,22 @@ impl Broker {
         self.update();
     }
 
+    /// From now on a disk reserves so many grants in all.
+    ///
+    /// # Errors
+    /// The pool has not so much space, or does not know the disk.
+    pub fn reserve(&mut self, disk: DiskUuid, reserves: u64) -> Result<(), NoGrant> {
+        let available = self.space().available;
+        let space = self.disks.get_mut(&disk).ok_or(NoGrant::Unknown)?;
+        let reserved = reserves.saturating_sub(space.used());
+        if reserved.saturating_sub(space.reserved) > available {
+            return Err(NoGrant::NoSpace);
+        }
+        space.reserved = reserved;
+        self.update();
+        Ok(())
+    }
+
     /// Adds a grant of the catalog.
     ///
     /// # Errors
@@ -341,6 +357,17 @@ impl Broker {
     /// What a disk has.
     pub fn disk(&self, disk: &DiskUuid) -> Option<&DiskSpace> {
         self.disks.get(disk)
+    }
+
+    /// Where the grants of a disk are: columns, and numbers on them.
+    pub fn places(&self, disk: DiskUuid) -> impl Iterator<Item = (u16, u32)> + '_ {
+        (0_u16..)
+            .zip(&self.columns)
+            .flat_map(move |(number, column)| {
+                let owners = (0_u32..).zip(&column.owners);
+                let own = owners.filter(move |(_, owner)| **owner == Some(disk));
+                own.map(move |(at, _)| (number, at))
+            })
     }
 
     /// The free and all grants of a column.

@@ -346,6 +346,8 @@ pub(crate) enum ImagePlan {
     Null { size: u64 },
     /// A modelled array.
     Emulated { model: String, size: u64 },
+    /// A part of a pool, which only the pool opens.
+    Pool,
 }
 
 /// The settings of an attached disk.
@@ -370,6 +372,13 @@ pub(crate) struct DiskPlan {
     pub(crate) members: Vec<String>,
     /// The image of a plain disk.
     pub(crate) image: ImagePlan,
+}
+
+impl DiskPlan {
+    /// Whether its bytes are those of one image.
+    pub(crate) fn is_one_image(&self) -> bool {
+        self.layout.is_plain() && self.layout_options.pool.is_none()
+    }
 }
 
 /// The plan of a disk on a datastore.
@@ -435,6 +444,7 @@ pub(crate) fn image(found: &Found) -> ImagePlan {
         }
         DatastoreSettings::Memory {} => ImagePlan::Memory { size },
         DatastoreSettings::Null {} => ImagePlan::Null { size },
+        DatastoreSettings::Pool {} => ImagePlan::Pool,
         DatastoreSettings::Emulated { model } => ImagePlan::Emulated {
             model: model.clone(),
             size,

@@ -29,6 +29,8 @@ use crate::config::plan::filters::Stack;
 use crate::control::InUse;
 use crate::files::Stamp;
 use crate::host::{self, nbd};
+use crate::pools::grants::{DiskOnPool, InPool, SpaceOf};
+use crate::pools::reported::Reported;
 use crate::store::Identity;
 use part_plan::PartPlan;
 use vhost_listener::VhostListener;
@@ -85,9 +87,9 @@ struct Moved {
 
 /// The settings and state of a disk now. A disk that is served without a root has none.
 pub(crate) struct Standing {
-    /// Its descriptor, and the path of that.
+    /// Its descriptor, and the path of that. None: it is in a pool's catalog.
     pub(crate) descriptor: Descriptor,
-    pub(crate) path: PathBuf,
+    pub(crate) path: Option<PathBuf>,
     /// The version of the descriptor that was read last.
     pub(crate) stamp: Option<Stamp>,
     /// The admission result of its reservation.
@@ -100,6 +102,8 @@ pub(crate) struct Standing {
     pub(crate) in_use: Option<InUse>,
     /// What its open members use until then.
     pub(crate) uses: Vec<MemberUse>,
+    /// Its pool's space, until then.
+    pub(crate) pooled: Option<InPool>,
 }
 
 /// A file or device that a disk has open.
@@ -291,6 +295,26 @@ impl Attached {
         Ok(())
     }
 
+    /// If it is on a pool, it gets space from now on.
+    pub(crate) fn takes_space(self: &Arc<Attached>) {
+        let disk: Arc<dyn DiskOnPool> = Arc::<Attached>::clone(self);
+        self.standing(|standing| {
+            if let Some(place) = &standing.pooled {
+                place.opened(disk);
+            }
+        });
+    }
+
+    /// What its layout reports of its generations, if it is on a pool.
+    pub(crate) fn reported(&self) -> Option<Arc<Reported>> {
+        self.standing(|standing| Some(Arc::clone(standing.pooled.as_ref()?.reported())))?
+    }
+
+    /// The state of its space, if it is on a pool.
+    pub(crate) fn space(&self) -> Option<SpaceOf> {
+        self.standing(|standing| Some(standing.pooled.as_ref()?.space()))?
+    }
+
     /// Whether it rejects all writes.
     pub(crate) fn is_read_only(&self) -> bool {
         self.disk.is_read_only()
@@ -361,7 +385,7 @@ impl Attached {
 
     /// The path of its descriptor, and the version that was read last.
     pub(crate) fn followed(&self) -> Option<(PathBuf, Option<Stamp>)> {
-        self.standing(|standing| (standing.path.clone(), standing.stamp))
+        self.standing(|standing| Some((standing.path.clone()?, standing.stamp)))?
     }
 
     /// Records which version of its descriptor was read.
@@ -371,8 +395,10 @@ impl Attached {
 
     /// Ends its use of its datastore, after it was detached.
     pub(crate) fn leave_datastore(&self) {
-        let in_use =
-            self.standing(|standing| (standing.in_use.take(), std::mem::take(&mut standing.uses)));
+        let in_use = self.standing(|standing| {
+            let uses = std::mem::take(&mut standing.uses);
+            (standing.in_use.take(), uses, standing.pooled.take())
+        });
         // Dropped outside the lock: the last user of a datastore signs off from the other hosts.
         drop(in_use);
     }
@@ -411,7 +437,7 @@ impl Attached {
     ) {
         let ended = self.standing(|standing| {
             standing.descriptor = descriptor;
-            standing.path = path;
+            standing.path = Some(path);
             standing.stamp = None;
             standing.images = image.into_iter().collect();
             (
@@ -427,7 +453,7 @@ impl Attached {
     pub(crate) fn has_new_home(&self, to: &Name, descriptor: Descriptor, path: PathBuf) {
         self.standing(|standing| {
             standing.descriptor = descriptor;
-            standing.path = path;
+            standing.path = Some(path);
             standing.stamp = None;
         });
         self.add_move(to);
@@ -743,6 +769,18 @@ impl Attached {
             number,
             _seat: seat,
         }
+    }
+}
+
+impl DiskOnPool for Attached {
+    fn order(&self, order: LayoutOrder, patience: Duration) -> Outcome<()> {
+        self.disk.order_within(order, patience)
+    }
+
+    fn add_columns(&self, images: Vec<Option<host::Opened>>) -> Outcome<()> {
+        images
+            .into_iter()
+            .try_for_each(|image| self.disk.add_column(image))
     }
 }
 

@@ -34,7 +34,8 @@ use crate::files;
 use crate::host::Host;
 use crate::os_error::Outcome;
 use crate::pools::Pools;
-use crate::store::{self, Found, Store};
+use crate::pools::grants::Grants;
+use crate::store::{self, Catalogs, Found, Store};
 use claims::{Claim, Claims};
 use queue::OneAtATime;
 
@@ -60,6 +61,7 @@ mod orders;
 mod outdated;
 mod path_allowlist;
 mod policy;
+mod pooled;
 mod pools;
 mod queue;
 mod relocate;
@@ -85,7 +87,9 @@ pub(crate) struct DiskService {
     controls: Controls,
     leases: leases::DiskLeases,
     caches: Caches,
-    pools: Pools,
+    pools: Arc<Pools>,
+    /// What gives disks on pools their space.
+    grants: Grants,
     /// Caches with free chunks for a disk that could not have them when they came free.
     spread_later: Mutex<BTreeSet<Name>>,
     group_numbers: Mutex<groups::Numbers>,
@@ -128,7 +132,9 @@ impl DiskService {
     ) -> DiskService {
         let jobs = Arc::new(Jobs::open(root.state().join("jobs.toml")));
         let caches = Caches::new(&root.state());
-        let pools = Pools::new(&root.state(), controls.host().clone());
+        let pools = Arc::new(Pools::new(&root.state(), controls.host().clone()));
+        let catalogs: Arc<dyn Catalogs> = Arc::<Pools>::clone(&pools);
+        let store = store.with_catalogs(catalogs);
         DiskService {
             root,
             store,
@@ -137,6 +143,7 @@ impl DiskService {
             leases: leases::DiskLeases::new(controls.host().clone()),
             caches,
             pools,
+            grants: Grants::default(),
             spread_later: Mutex::default(),
             controls,
             group_numbers: Mutex::default(),
@@ -413,12 +420,15 @@ impl DiskService {
         let lost = live.as_deref().and_then(leases::lost);
         let harmed = live.as_deref().and_then(Attached::harmed);
         let members = self.describe_members(found, live.as_deref(), report.as_ref());
+        let pool = self.describe_in_pool(found, live.as_deref());
         api::Disk {
             name: found.name.clone(),
             datastore: found.datastore.clone(),
             uuid: descriptor.uuid.to_string(),
             size_bytes: descriptor.size.0,
-            allocated_bytes: members::allocated(&members).or(allocated_bytes),
+            allocated_bytes: members::allocated(&members)
+                .or(allocated_bytes)
+                .or(pool.as_ref().map(|pool| pool.granted_bytes)),
             block_size_bytes: descriptor.block_size,
             cache: descriptor.cache,
             read_only: match &live {
@@ -441,6 +451,7 @@ impl DiskService {
             vcpus: descriptor.vcpus.into(),
             scrub: report.as_ref().and_then(members::scrub),
             flash: self.describe_flash(found, live.as_deref()),
+            pool,
             filters,
             policy: policy::tell(&descriptor.policy),
             admission: live.as_ref().and_then(|live| live.admission()),
@@ -612,6 +623,7 @@ fn unreadable(name: &Name, datastore: &Name, wanted: bool, problem: Problem) -> 
         vcpus: Default::default(),
         scrub: None,
         flash: None,
+        pool: None,
         filters: Vec::new(),
         policy: api::Policy::default(),
         admission: None,

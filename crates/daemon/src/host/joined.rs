@@ -77,8 +77,8 @@ impl Joined {
     }
 
     /// Records that it has one more member.
-    pub(super) fn add(&self, opened: Described) {
-        self.table().push(Some(opened.0));
+    pub(super) fn add(&self, opened: Option<Described>) {
+        self.table().push(opened.map(|opened| opened.0));
     }
 
     fn table(&self) -> MutexGuard<'_, Vec<Option<OneMember>>> {

@@ -47,6 +47,22 @@ impl Disk {
         ordered.map_err(|e| self.refused(&e))
     }
 
+    /// Gives its layout an order that it answers at once, and waits for that so long.
+    pub(crate) fn order_within(&self, order: LayoutOrder, patience: Duration) -> Outcome<()> {
+        let ordered = self.disk.order_layout_within(order, patience);
+        ordered.map_err(|e| self.refused(&e))
+    }
+
+    /// Gives a disk on a pool one more column.
+    pub(crate) fn add_column(&self, opened: Option<Opened>) -> Outcome<()> {
+        let described = opened.as_ref().map(Described::of);
+        let image = opened.map(|opened| opened.image);
+        let added = self.disk.add_member(image, EXCHANGING);
+        added.map_err(|e| self.refused(&e))?;
+        self.seen.add(described);
+        Ok(())
+    }
+
     /// Gives a member another image, or none. The layout has been told that it lacks all writes.
     pub(crate) fn set_member(&self, member: usize, opened: Option<Opened>) -> Outcome<OldMember> {
         let name = self.disk.name();
@@ -64,7 +80,7 @@ impl Disk {
         let described = Described::of(&opened);
         let added = self.disk.add_member(Some(opened.image), EXCHANGING);
         added.map_err(|e| self.refused(&e))?;
-        self.seen.add(described);
+        self.seen.add(Some(described));
         Ok(())
     }
 

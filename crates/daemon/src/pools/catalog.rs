@@ -13,7 +13,7 @@
 //!   counts     name -> number                     format, next life, minimum free
 //!   members    member -> group, column, grants, bytes
 //!   groups     group -> layout, tier
-//!   disks      uuid -> grants reserved, tier, descriptor
+//!   disks      uuid -> grants reserved, tier, name, descriptor
 //!   snapshots  disk, name -> generation, set, moment
 //!   grants     column, number -> disk, index, life
 //! ```
@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use redb::{Builder, Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
 use tidegate_api::descriptor::Uuid;
 use tidegate_api::problem::{Problem, ProblemCode};
-use tidegate_core::layout::pool::Grant;
+use tidegate_core::layout::pool::{GRANTS_MAX, Grant};
 use tidegate_core::pool::Tier;
 use tidegate_core::pool::broker::{Broker, NewColumn, NoGrant, Space};
 
@@ -35,8 +35,8 @@ const COUNTS: TableDefinition<&str, u64> = TableDefinition::new("counts");
 const MEMBERS: TableDefinition<u16, (u16, u16, u32, u64)> = TableDefinition::new("members");
 /// Layout, tier.
 const GROUPS: TableDefinition<u16, (&str, u8)> = TableDefinition::new("groups");
-/// Grants reserved, tier, descriptor.
-const DISKS: TableDefinition<u128, (u64, u8, &str)> = TableDefinition::new("disks");
+/// Grants reserved, tier, name, descriptor.
+const DISKS: TableDefinition<u128, (u64, u8, &str, &str)> = TableDefinition::new("disks");
 /// Generation, set, seconds since 1970.
 const SNAPSHOTS: TableDefinition<(u128, &str), (u32, u128, u64)> =
     TableDefinition::new("snapshots");
@@ -83,6 +83,8 @@ pub(crate) struct DiskRow {
     pub(crate) reserves: u64,
     /// The tier that it wants.
     pub(crate) wants: Option<Tier>,
+    /// Its name.
+    pub(crate) name: String,
     /// Its descriptor, as text.
     pub(crate) descriptor: String,
 }
@@ -235,10 +237,11 @@ impl Catalog {
             let mut rows = BTreeMap::new();
             for row in table.iter()? {
                 let (disk, row) = row?;
-                let (reserves, wants, descriptor) = row.value();
+                let (reserves, wants, name, descriptor) = row.value();
                 let about = DiskRow {
                     reserves,
                     wants: tier_of(wants),
+                    name: name.to_owned(),
                     descriptor: descriptor.to_owned(),
                 };
                 rows.insert(disk.value(), about);
@@ -383,20 +386,22 @@ impl Catalog {
     }
 }
 
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "disks on pools come with their layout")
-)]
 impl Catalog {
     /// Adds a disk, or gives one another descriptor.
     pub(crate) fn put_disk(&mut self, disk: Uuid, row: &DiskRow) -> Outcome<()> {
         let uuid = u128::from_be_bytes(disk.0);
-        if self.broker.disk(&disk.0).is_none() {
-            let added = self.broker.add_disk(disk.0, row.wants, row.reserves);
-            added.map_err(|e| no_grant(&e))?;
-        }
+        let reserved = match self.broker.disk(&disk.0) {
+            None => self.broker.add_disk(disk.0, row.wants, row.reserves),
+            Some(_) => self.broker.reserve(disk.0, row.reserves),
+        };
+        reserved.map_err(|e| no_grant(&e))?;
         self.change(|tables| {
-            let value = (row.reserves, tier_to(row.wants), &*row.descriptor);
+            let value = (
+                row.reserves,
+                tier_to(row.wants),
+                &*row.name,
+                &*row.descriptor,
+            );
             tables.open_table(DISKS)?.insert(uuid, value)?;
             Ok(())
         })
@@ -415,6 +420,38 @@ impl Catalog {
         })?;
         self.broker.remove_disk(disk.0);
         Ok(())
+    }
+
+    /// The grants of a disk, by index. None: it was given back.
+    pub(crate) fn grants_of(&self, disk: Uuid) -> Outcome<Vec<Option<Grant>>> {
+        let read = || -> Db<_> {
+            let table = self.database.begin_read()?.open_table(GRANTS)?;
+            let mut rows = Vec::new();
+            for (column, number) in self.broker.places(disk.0) {
+                if let Some(row) = table.get((column, number))? {
+                    let (_, index, life) = row.value();
+                    let grant = Grant {
+                        column,
+                        number,
+                        life,
+                    };
+                    rows.push((index, grant));
+                }
+            }
+            Ok(rows)
+        };
+        let mut grants = Vec::new();
+        for (index, grant) in read().map_err(|e| failed(&e))? {
+            if index >= GRANTS_MAX {
+                return Err(damaged("a disk has a grant with too high an index"));
+            }
+            let at = index as usize;
+            if at >= grants.len() {
+                grants.resize(at + 1, None);
+            }
+            grants[at] = Some(grant);
+        }
+        Ok(grants)
     }
 
     /// Gives a disk its next grant, with this index.
@@ -443,6 +480,10 @@ impl Catalog {
     }
 
     /// Adds a snapshot of a disk.
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "snapshots come with their commands")
+    )]
     pub(crate) fn put_snapshot(
         &mut self,
         disk: Uuid,

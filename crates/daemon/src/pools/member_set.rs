@@ -148,6 +148,11 @@ impl MemberSet {
         self.state().members.clone()
     }
 
+    /// The pool's identity.
+    pub(crate) fn pool(&self) -> [u8; 16] {
+        self.state().pool
+    }
+
     /// Where grant 0 is on each member.
     pub(crate) fn data_at(&self) -> u64 {
         self.state().data_at

@@ -25,7 +25,7 @@ use super::member_set::superblocks;
 use super::record::Record;
 use super::store::{MemberFile, Store};
 use crate::caches::devices::lock;
-use crate::host;
+use crate::host::{self, Opened};
 use crate::os_error::Outcome;
 
 /// A member that is locked.
@@ -38,7 +38,8 @@ pub(super) struct Locked {
 pub(super) struct Held {
     pub(super) path: PathBuf,
     pub(super) file: Arc<SharedFile>,
-    lease: Lease,
+    /// Released once the pool and all images of disks are closed.
+    lease: Arc<Lease>,
 }
 
 impl Held {
@@ -49,10 +50,15 @@ impl Held {
             lease: self.lease.watch(),
         })
     }
+
+    /// An image of it for one disk.
+    pub(super) fn image(&self) -> Outcome<Opened> {
+        host::open_shared(&self.file, self.lease.watch(), Arc::clone(&self.lease))
+    }
 }
 
 /// The members of a pool that are there, by path of its record, and what may be done with them.
-pub(super) struct Opened {
+pub(super) struct OpenedPool {
     pub(super) standing: Standing,
     pub(super) held: Vec<Option<Held>>,
 }
@@ -63,7 +69,7 @@ pub(super) fn open(
     record: &Record,
     leases: &Leases,
     patience: Duration,
-) -> Outcome<Opened> {
+) -> Outcome<OpenedPool> {
     let mut locked = Vec::new();
     let mut away = Vec::new();
     for path in &record.members {
@@ -108,7 +114,20 @@ pub(super) fn open(
     });
     let mut standing = judged(&again.collect::<Vec<_>>())?;
     standing.unused = before.unused;
-    Ok(Opened { standing, held })
+    Ok(OpenedPool { standing, held })
+}
+
+/// The members that are held already, by path of the record, and what may be done with them now.
+pub(super) fn look_again(
+    name: &Name,
+    record: &Record,
+    held: &[Option<&Held>],
+) -> Outcome<Standing> {
+    let found: Vec<Found> = held
+        .iter()
+        .map(|one| one.and_then(|one| superblocks(&*one.store()).ok()))
+        .collect();
+    judge(record.uuid.0, &found).map_err(|refusal| refused(name, record, refusal, &[]))
 }
 
 /// The superblocks at each path.
@@ -148,7 +167,7 @@ pub(super) fn take(
         Ok(Held {
             path: member.path,
             file: member.file,
-            lease,
+            lease: Arc::new(lease),
         })
     };
     std::thread::scope(|scope| {

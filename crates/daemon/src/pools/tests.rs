@@ -220,6 +220,7 @@ fn a_pool_with_disks_is_not_destroyed() {
     let row = catalog::DiskRow {
         reserves: 0,
         wants: None,
+        name: "a".to_owned(),
         descriptor: String::new(),
     };
     let put = |pool: &mut OpenPool| pool.catalog.put_disk(Uuid([9; 16]), &row);

@@ -16,6 +16,7 @@ use tidegate_engine::devices;
 
 use super::contents::{self, DESCRIPTOR, IMAGE, MEMBER};
 use super::drafts;
+use super::pooled::no_image;
 use super::{Listed, Store, names_in, read_descriptor};
 use crate::files::{self, Location};
 use crate::os_error::{self, Outcome};
@@ -38,12 +39,25 @@ impl Found {
         image_of(&self.descriptor, &self.folder)
     }
 
+    /// The file of its descriptor, which other programs may change. None: it is in a pool's catalog.
+    pub(crate) fn followed_file(&self) -> Option<PathBuf> {
+        match self.settings {
+            DatastoreSettings::Pool {} => None,
+            _ => Some(self.descriptor_file()),
+        }
+    }
+
     /// The file of its descriptor.
     pub(crate) fn descriptor_file(&self) -> PathBuf {
         match self.is_copy {
             false => self.folder.join(DESCRIPTOR),
             true => self.folder.join(MEMBER),
         }
+    }
+
+    /// Whether it is on a pool.
+    pub(crate) fn is_pooled(&self) -> bool {
+        self.settings == (DatastoreSettings::Pool {})
     }
 
     /// Whether its image, on datastores of kind `dir`, is allowed: a file in its descriptor's directory, or a block
@@ -145,6 +159,14 @@ impl Store {
         datastore: &Name,
         settings: &DatastoreSettings,
     ) -> Outcome<Listed<Found>> {
+        if *settings == (DatastoreSettings::Pool {}) {
+            let disks = self.catalogs()?.disks(datastore)?.into_iter();
+            let found = |(name, descriptor): (Name, Outcome<Descriptor>)| {
+                let found = descriptor.map(|it| self.pooled(datastore, &name, it));
+                (name, found)
+            };
+            return Ok(disks.map(found).collect());
+        }
         let names = self.names_on(datastore, settings, &BTreeSet::new(), &[DESCRIPTOR])?;
         Ok(names
             .into_iter()
@@ -186,6 +208,13 @@ impl Store {
         here: &BTreeSet<Name>,
         files: &[&str],
     ) -> Outcome<Vec<Name>> {
+        if *settings == (DatastoreSettings::Pool {}) {
+            let disks = match files.contains(&DESCRIPTOR) {
+                true => self.catalogs()?.disks(datastore)?,
+                false => Vec::new(),
+            };
+            return Ok(disks.into_iter().map(|(name, _)| name).collect());
+        }
         let folder = self.disks_folder(datastore, settings);
         let names = match names_in(&folder) {
             Ok(names) => names,
@@ -314,6 +343,9 @@ impl Store {
         settings: &DatastoreSettings,
         name: &Name,
     ) -> Outcome<bool> {
+        if *settings == (DatastoreSettings::Pool {}) {
+            return Ok(self.catalogs()?.read(datastore, name)?.is_some());
+        }
         self.must_be_mounted(datastore, settings)?;
         let folder = self.disks_folder(datastore, settings).join(name.as_str());
         Ok(match Location::in_disk(&folder.join(DESCRIPTOR)).look() {
@@ -341,6 +373,9 @@ impl Store {
         settings: &DatastoreSettings,
         name: &Name,
     ) -> Outcome<Found> {
+        if *settings == (DatastoreSettings::Pool {}) {
+            return self.read_pooled(datastore, name);
+        }
         let folder = self.disks_folder(datastore, settings).join(name.as_str());
         if folder.is_symlink() {
             let what = format!("cannot use disk {name}");
@@ -374,6 +409,12 @@ impl Store {
         descriptor
             .check()
             .map_err(|e| os_error::out_of_range(cannot_create(name, datastore), &e))?;
+        if *settings == (DatastoreSettings::Pool {}) {
+            let created = self
+                .catalogs()?
+                .create(datastore, name, descriptor, allocation);
+            return created.map_err(|problem| problem.within(cannot_create(name, datastore)));
+        }
         let own_image =
             matches!(settings, DatastoreSettings::Dir { .. }) && descriptor.device.is_none();
         let new = NewFolder {
@@ -404,6 +445,9 @@ impl Store {
     pub(crate) fn begin_folder(&self, new: &NewFolder<'_>) -> Outcome<Unpublished> {
         let (name, settings) = (new.name, new.settings);
         let what = cannot_create(name, new.datastore);
+        if *settings == (DatastoreSettings::Pool {}) {
+            return Err(no_image(&what, new.datastore));
+        }
         self.must_be_mounted(new.datastore, settings)
             .map_err(|problem| problem.within(&what))?;
         let disks = self.disks_folder(new.datastore, settings);
@@ -440,6 +484,9 @@ impl Store {
     /// A disk for a change: no other program on any host changes it while the turn lives.
     pub(crate) fn to_change(&self, found: &Found) -> Outcome<(Found, files::Turn)> {
         let name = &found.name;
+        if found.settings == (DatastoreSettings::Pool {}) {
+            return Ok((self.reread(found)?, files::Turn::none()));
+        }
         let turn = files::turn(Location::in_disk(&found.descriptor_file()))
             .map_err(|e| os_error::io(format!("cannot change disk {name}"), &e))?;
         // Read again: the previous owner of the turn may have changed it.
@@ -452,6 +499,11 @@ impl Store {
         disk.descriptor
             .check()
             .map_err(|e| os_error::out_of_range(what(), &e))?;
+        if disk.settings == (DatastoreSettings::Pool {}) {
+            let (pool, name) = (&disk.datastore, &disk.name);
+            let changed = self.catalogs()?.change(pool, name, &disk.descriptor);
+            return changed.map_err(|problem| problem.within(what()));
+        }
         let at = Location::in_disk(&disk.descriptor_file());
         files::replace(at, disk.descriptor.write().as_bytes()).map_err(|e| os_error::io(what(), &e))
     }
@@ -497,6 +549,12 @@ impl Store {
     /// and is dropped once the disk is gone: NFS retains a removed file that is open.
     pub(crate) fn delete_disk<T>(&self, disk: &Found, held: T) -> Outcome<()> {
         let what = || format!("cannot delete disk {}", disk.name);
+        if disk.settings == (DatastoreSettings::Pool {}) {
+            let deleted = self
+                .catalogs()?
+                .delete(&disk.datastore, disk.descriptor.uuid);
+            return deleted.map_err(|problem| problem.within(what()));
+        }
         self.must_be_mounted(&disk.datastore, &disk.settings)
             .map_err(|problem| problem.within(what()))?;
         contents::must_hold_nothing_else(&disk.folder).map_err(|problem| problem.within(what()))?;

@@ -30,6 +30,7 @@ impl Engine {
         patience: Duration,
     ) -> Result<Disk> {
         check_devices(&flash)?;
+        must_be_in_no_pool(&spec)?;
         let images = members::fitted(&spec, members)?;
         self.begin_attach(spec, images, Some(flash))?
             .finish(Some(patience))
@@ -50,6 +51,7 @@ impl Disk {
     pub fn begin_cache(&self, flash: Flash, patience: Duration) -> Result<()> {
         let _alone = guard(&self.core.changing_images);
         check_devices(&flash)?;
+        must_be_in_no_pool(&self.core.device.spec)?;
         if self.is_cached() || self.moves() {
             let text = "the disk has a flash cache already, or moves";
             return Err(Error::new(Kind::Busy, text));
@@ -153,6 +155,14 @@ pub(super) fn setup(spec: &DiskSpec, flash: Flash, images: &mut Vec<OpenedImage>
         policy: None,
         policy_state: flash.policy_state,
     }
+}
+
+fn must_be_in_no_pool(spec: &DiskSpec) -> Result<()> {
+    if !spec.is_pooled() {
+        return Ok(());
+    }
+    let text = format!("disk {} is in a pool, and has no flash cache", spec.name);
+    Err(Error::new(Kind::Unsupported, text))
 }
 
 fn check_devices(flash: &Flash) -> Result<()> {

@@ -7,7 +7,7 @@ use super::{Disk, DiskCore, Engine, answer, check_control, guard, send_query, wa
 use crate::datastore::away::Away;
 use crate::datastore::condition::Harm;
 use crate::datastore::{ImageInfo, OpenedImage};
-use crate::disk_spec::DiskSpec;
+use crate::disk_spec::{DiskSpec, PoolDisk};
 use crate::error::{Error, Kind, Result};
 use crate::thread::commands::{Query, What};
 use crate::thread::layouts::{LayoutParts, Relay, Replace};
@@ -17,7 +17,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 use tidegate_core::layout::cache::CacheSetup;
 use tidegate_core::layout::{
-    LayoutOrder, LayoutReport, LayoutSpec, MemberState, Members, Refusal, Target,
+    LayoutOrder, LayoutReport, LayoutSpec, MAX_TARGETS, MemberState, Members, Refusal, Target,
 };
 use tidegate_core::request::Fault;
 use tidegate_core::units::Span;
@@ -55,7 +55,7 @@ impl Engine {
         members: Vec<Option<OpenedImage>>,
         patience: Duration,
     ) -> Result<Disk> {
-        if spec.layout.is_plain() {
+        if spec.is_one_image() {
             let text = format!("disk {}: it is one image, which has no members", spec.name);
             return Err(Error::new(Kind::Invalid, text));
         }
@@ -106,15 +106,18 @@ impl DiskCore {
         Ok(image.control.is_some())
     }
 
-    /// The size of each of its images if the disk has this size.
-    pub(super) fn image_size(&self, size: u64) -> Result<u64> {
+    /// The size of each of its images if the disk has this size. None: they stay as they are, since the disk is in a pool.
+    pub(super) fn image_size(&self, size: u64) -> Result<Option<u64>> {
         let (layout, members) = (self.device.spec.layout, guard(&self.conditions).len());
+        if self.device.spec.is_pooled() {
+            return Ok(None);
+        }
         if layout.is_plain() && members > 1 {
             let text = "the disk is being moved; change its size when that has ended";
             return Err(Error::new(Kind::Busy, text));
         }
         check_size(&self.device.spec, size, members)?;
-        Ok(layout.member_size(size, members))
+        Ok(Some(layout.member_size(size, members)))
     }
 }
 
@@ -154,13 +157,8 @@ impl Disk {
             );
             return Err(Error::new(Kind::NotFound, text));
         }
-        let size = spec.layout.member_size(self.size(), members);
         let is_away = image.is_none();
-        let mut image = image.unwrap_or_else(|| away(size));
-        check_member(&spec.name, place, &image, size)?;
-        if image.info.size != size {
-            image.image.resized(size);
-        }
+        let image = self.fitting(image, place, members)?;
         let controlled = self.core.check_image_control(&image)?;
         let condition = Arc::clone(&image.condition);
         let (closed, old) = channel();
@@ -178,29 +176,27 @@ impl Disk {
     }
 
     /// Gives a mirror one more member, after its last one, and returns which. It is out of sync until
-    /// [`LayoutOrder::Replace`] names it. The caller has recorded that the disk has so many members: a crash at any time
+    /// [`LayoutOrder::Replace`] names it. A disk in a pool gets one more column, of which grants may be given to it then. The caller has recorded that the disk has so many members: a crash at any time
     /// afterwards leaves a mirror that opens with them.
     ///
     /// # Errors
-    /// If the disk is no mirror or has as many members as are possible, the image is too small, or the disk is detached. With a
+    /// If the disk is no mirror and in no pool or has as many members as are possible, the image is too small, or the disk is detached. With a
     /// flash cache, also if I/O in flight does not end within `patience`. Then it has as many members as before.
     pub fn add_member(&self, image: Option<OpenedImage>, patience: Duration) -> Result<Target> {
         let _alone = guard(&self.core.changing_images);
         let spec = &self.core.device.spec;
         let members = self.members();
-        if spec.layout != LayoutSpec::Mirror {
+        if spec.layout != LayoutSpec::Mirror && !spec.is_pooled() {
             let text = "only the number of members of a plain mirror can grow";
             return Err(Error::new(Kind::Unsupported, text));
         }
-        spec.layout
-            .check(members + 1)
-            .map_err(|why| Error::new(Kind::Invalid, format!("disk {}: {why}", spec.name)))?;
-        let size = spec.layout.member_size(self.size(), members);
-        let mut image = image.unwrap_or_else(|| away(size));
-        check_member(&spec.name, members, &image, size)?;
-        if image.info.size != size {
-            image.image.resized(size);
-        }
+        let fits = match spec.is_pooled() {
+            true if members < MAX_TARGETS => Ok(()),
+            true => Err(format!("a disk has at most {MAX_TARGETS} columns")),
+            false => spec.layout.check(members + 1),
+        };
+        fits.map_err(|why| Error::new(Kind::Invalid, format!("disk {}: {why}", spec.name)))?;
+        let image = self.fitting(image, members, members)?;
         let controlled = self.core.check_image_control(&image)?;
         let condition = Arc::clone(&image.condition);
         let image = Box::new(image);
@@ -217,6 +213,26 @@ impl Disk {
         guard(&self.core.conditions).push(condition);
         self.core.controlled.fetch_or(controlled, Ordering::Relaxed);
         Ok(Target(u8::try_from(members).expect("checked above")))
+    }
+
+    /// The image of a member, none of them if it is away, as large as its layout of so many members needs it.
+    fn fitting(
+        &self,
+        image: Option<OpenedImage>,
+        place: usize,
+        members: usize,
+    ) -> Result<OpenedImage> {
+        let spec = &self.core.device.spec;
+        if spec.is_pooled() {
+            return Ok(image.unwrap_or_else(|| away(0)));
+        }
+        let size = spec.layout.member_size(self.size(), members);
+        let mut image = image.unwrap_or_else(|| away(size));
+        check_member(&spec.name, place, &image, size)?;
+        if image.info.size != size {
+            image.image.resized(size);
+        }
+        Ok(image)
     }
 
     /// The state of its layout; `None` for a disk of one image.
@@ -237,6 +253,14 @@ impl Disk {
         self.core.change(What::Order(order), None)
     }
 
+    /// The same for an order that the layout answers at once. After a timeout it is still carried out.
+    ///
+    /// # Errors
+    /// If the layout refuses it or does not answer within `patience`, or the disk is detached.
+    pub fn order_layout_within(&self, order: LayoutOrder, patience: Duration) -> Result<()> {
+        self.core.change(What::Order(order), Some(patience))
+    }
+
     /// Begins to move a disk of one image to another one. From now on each write goes to both, and everything else is
     /// copied in the background; [`Disk::layout`] tells how far that is, with the new image as member 1. A crash leaves the
     /// old image whole.
@@ -246,7 +270,7 @@ impl Disk {
     pub fn begin_transfer(&self, image: OpenedImage, patience: Duration) -> Result<()> {
         let _alone = guard(&self.core.changing_images);
         let spec = &self.core.device.spec;
-        if !spec.layout.is_plain() || self.moves() {
+        if !spec.is_one_image() || self.moves() {
             let text =
                 "the disk moves already, or is not one image: replace its members one by one";
             return Err(Error::new(Kind::Invalid, text));
@@ -314,7 +338,7 @@ impl Disk {
 
     /// Whether it is one image that moves to another.
     pub(super) fn moves(&self) -> bool {
-        self.core.device.spec.layout.is_plain() && self.members() == 2
+        self.core.device.spec.is_one_image() && self.members() == 2
     }
 
     fn must_move(&self) -> Result<()> {
@@ -350,6 +374,9 @@ pub(super) fn fitted(
     spec: &DiskSpec,
     members: Vec<Option<OpenedImage>>,
 ) -> Result<Vec<OpenedImage>> {
+    if let Some(pool) = &spec.layout_options.pool {
+        return columns(spec, pool, members);
+    }
     let size = check_members(spec, &members)?;
     let images = members.into_iter().map(|member| match member {
         Some(mut opened) => {
@@ -363,13 +390,38 @@ pub(super) fn fitted(
     Ok(images.collect())
 }
 
+/// The images of a pool's columns, each as large as it is.
+fn columns(
+    spec: &DiskSpec,
+    pool: &PoolDisk,
+    members: Vec<Option<OpenedImage>>,
+) -> Result<Vec<OpenedImage>> {
+    let invalid = |why| Error::new(Kind::Invalid, format!("disk {}: {why}", spec.name));
+    let setup = &pool.setup;
+    setup.check().map_err(invalid)?;
+    let count = members.len();
+    if setup.targets() > count || count > MAX_TARGETS {
+        return Err(invalid(format!(
+            "its pool's columns do not fit {count} images"
+        )));
+    }
+    if setup.size != spec.size || setup.disk != spec.uuid || !spec.layout.is_plain() {
+        return Err(invalid("its pool's catalog has another disk".to_owned()));
+    }
+    Ok(members
+        .into_iter()
+        .map(|one| one.unwrap_or_else(|| away(0)))
+        .collect())
+}
+
 /// What the layout of a disk with these images is built of.
 pub(super) fn parts(
     spec: &DiskSpec,
     images: &[OpenedImage],
     cache: Option<CacheSetup>,
 ) -> Option<LayoutParts> {
-    (!spec.layout.is_plain() || cache.is_some()).then(|| LayoutParts {
+    (!spec.is_one_image() || cache.is_some()).then(|| LayoutParts {
+        pool: spec.layout_options.pool.clone(),
         spec: spec.layout,
         members: Members {
             without: spec.layout_options.without,

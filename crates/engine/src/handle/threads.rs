@@ -365,8 +365,8 @@ impl Disk {
         let gone = || Error::new(Kind::Gone, "an I/O thread has ended");
         let peers = &self.core.placement.peers;
         // A layout that is newer gets its arena with the move.
-        let is_plain = self.core.device.spec.layout.is_plain();
-        if !is_plain || self.is_cached() || self.moves() {
+        let is_one_image = self.core.device.spec.is_one_image();
+        if !is_one_image || self.is_cached() || self.moves() {
             let (reply, prepared) = channel();
             // Few: one for each disk at a time.
             peers.inbox(thread).send_always(Command::Prepare(reply));

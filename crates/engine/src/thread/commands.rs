@@ -113,8 +113,8 @@ pub(crate) enum What {
         places: Vec<FilterPlace>,
         sides: Vec<(FilterKey, Arc<OwnedFd>)>,
     },
-    /// Its size and that of each image, in bytes.
-    Size { disk: u64, image: u64 },
+    /// Its size and that of each image, in bytes. None: the images stay as they are.
+    Size { disk: u64, image: Option<u64> },
     /// The image of a target.
     Image(Box<Replace>),
     /// An order to its layout.
@@ -339,8 +339,9 @@ impl IoThread {
                 Event::Rearrange { disk, places }
             }
             What::Size { disk: size, image } => {
-                for member in place.images.of_members_mut() {
-                    member.image.resized(image);
+                if let Some(image) = image {
+                    let members = place.images.of_members_mut();
+                    members.for_each(|member| member.image.resized(image));
                 }
                 let connections = self.connections.iter_mut().flatten();
                 connections

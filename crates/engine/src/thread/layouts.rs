@@ -7,9 +7,10 @@ use super::close::ClosedImage;
 use super::{AttachedDisk, IoThread, Reply};
 use crate::control::{DiskControl, UnderControl};
 use crate::datastore::{OpenedImage, bytes};
-use crate::disk_spec::NoticeSink;
+use crate::disk_spec::{NoticeSink, PoolDisk};
 use crate::error::{Error, Kind, Result};
 use crate::sys::buffers::NO_DISK;
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use tidegate_core::layout::cache::CacheSetup;
 use tidegate_core::layout::{
@@ -36,11 +37,16 @@ pub(crate) struct LayoutParts {
     pub(crate) members: Members,
     /// The flash cache above it, if there is one. Its devices follow the members.
     pub(crate) cache: Option<CacheSetup>,
+    /// The disk in its pool, if it is in one: the pool's layout takes the place of `spec`.
+    pub(crate) pool: Option<Arc<PoolDisk>>,
 }
 
 impl LayoutParts {
     /// The layouts of these parts; `None` for a disk of one image.
     pub(super) fn build(self) -> Option<Tree> {
+        if let Some(pool) = self.pool {
+            return Some(Tree::pool(pool.setup.clone(), pool.view));
+        }
         match self.cache {
             Some(cache) => Some(Tree::cached(self.spec, self.members, cache)),
             None => Tree::build(self.spec, self.members),
@@ -598,7 +604,7 @@ fn order_refused(refusal: OrderRefusal) -> Error {
         ),
         OrderRefusal::Fixed => (
             Kind::Unsupported,
-            "the number of members cannot grow: only a plain mirror of fewer than four members can get another one",
+            "the number of members cannot grow: only a plain mirror of fewer than four members can get another one, or a disk in a pool of fewer than 32 columns",
         ),
         OrderRefusal::NotPooled => (
             Kind::Unsupported,

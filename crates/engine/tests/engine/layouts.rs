@@ -20,6 +20,7 @@ use tidegate_engine::{Disk, DiskSpec, Engine, Kind, LayoutOptions, NoticeSink};
 
 mod growth;
 mod loss;
+mod pools;
 
 const SIZE: u64 = LEN as u64;
 const LEN: u32 = 6 << 20;

@@ -17,8 +17,8 @@ pub const SUB_BLOCKS: u32 = 16;
 /// The most extents of a grant.
 pub const EXTENTS_MAX: u32 = 64;
 
-/// The most grants of a disk. With extents of 1 MiB these are 64 TiB.
-pub const GRANTS_MAX: u32 = 1 << 20;
+/// The most grants of a disk. With extents of 1 MiB these are 128 TiB, with their headers.
+pub const GRANTS_MAX: u32 = 1 << 21;
 
 /// What the catalog says of a disk of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]

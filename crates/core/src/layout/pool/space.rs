@@ -424,6 +424,17 @@ impl Pool {
         Ok(Ordered::Now)
     }
 
+    /// The pool has one more column, whose target follows the last one.
+    pub(super) fn add_column(&mut self) -> Result<Ordered, OrderRefusal> {
+        // A column of several members needs to know which of them are in sync.
+        if !self.setup.members.is_empty() {
+            return Err(OrderRefusal::Fixed);
+        }
+        let next = u8::try_from(self.setup.targets()).map_err(|_| OrderRefusal::Fixed)?;
+        self.setup.columns.push(Target(next));
+        Ok(Ordered::Now)
+    }
+
     /// Adds a grant to the table.
     pub(super) fn put_chunk(&mut self, owner: u8, index: u32, grant: Grant) -> u32 {
         let geometry = self.setup.geometry;

@@ -110,7 +110,7 @@ fn kind(settings: &DatastoreSettings) -> Kind {
         DatastoreSettings::Dir { path, .. } => kind_of_device(path).unwrap_or_default(),
         DatastoreSettings::Memory {} | DatastoreSettings::Null {} => Kind::Flash,
         DatastoreSettings::Emulated { model } => kind_of_model(model),
-        DatastoreSettings::Nbd { .. } => Kind::Unknown,
+        DatastoreSettings::Nbd { .. } | DatastoreSettings::Pool {} => Kind::Unknown,
     }
 }
 

@@ -172,6 +172,7 @@ impl DiskService {
             let hasty = disk_service.detach_all();
             disk_service.host.stop();
             disk_service.leases.end();
+            disk_service.grants.end();
             disk_service.pools.end();
             // The receiver may have given up and exited.
             let _ = tell.send(hasty);
@@ -220,9 +221,19 @@ impl DiskService {
         let trusted = self.trusted(&whole)?;
         let found = &trusted.found;
         let mut plan = plan::disk(found)?;
+        let images = members.images();
+        let notices = self.notices.sink(&found.name);
+        let (pool, pooled) = match members.pooled {
+            Some(open) => (Some(open.disk), open.place),
+            None => (None, None),
+        };
         plan.layout_options = LayoutOptions {
             without: given_up(order, &plan)?,
-            notices: Some(self.notices.sink(&found.name)),
+            notices: Some(match &pooled {
+                Some(place) => place.sink(notices),
+                None => notices,
+            }),
+            pool,
             ..plan.layout_options
         };
         // Each member is under its datastore's control. The disk's limits are under that of its own datastore, or if that is
@@ -247,7 +258,6 @@ impl DiskService {
             let there = policy::judge(other.in_use.control(), under.key, &under.policy)?;
             admission = policy::weaker(admission, there);
         }
-        let images = members.images();
         let (flash, begun) = flash.map(Using::split).unzip();
         let disk = self
             .host
@@ -266,7 +276,7 @@ impl DiskService {
         }
         live.stand(Standing {
             descriptor: found.descriptor.clone(),
-            path: found.descriptor_file(),
+            path: found.followed_file(),
             // The content may be outdated by now: the first check reads it again.
             stamp: None,
             admission,
@@ -274,7 +284,9 @@ impl DiskService {
             astray: Vec::new(),
             in_use: Some(in_use),
             uses: members.uses,
+            pooled,
         });
+        live.takes_space();
         live.set_cache_problem(without);
         if let Some(begun) = begun
             && let Err(problem) = self.begin_planned(&whole, &live, begun)

@@ -16,6 +16,7 @@ use tidegate_engine::lease::Lease;
 
 use super::leases::DiskLeases;
 use super::policy;
+use super::pooled::must_not_be_pooled;
 use super::{DiskService, locked, must_be_home};
 use crate::config::plan::{self, ImagePlan, layout};
 use crate::disks::attached::Attached;
@@ -199,6 +200,8 @@ impl DiskService {
             .map_err(|e| os_error::out_of_range(&what, &e))?;
         let live = self.live.get(name);
         if after < before {
+            must_not_be_pooled(&found, "keep its size: disks on pools only grow")
+                .map_err(|e| e.within(&what))?;
             if order.data == api::ResizeData::Keep {
                 return Err(os_error::invalid(what)
                     .because(format!(
@@ -265,6 +268,9 @@ impl DiskService {
             self.delete_members(&found, &what)?;
         } else {
             self.delete_plain(&found, &what)?;
+        }
+        if found.is_pooled() {
+            self.grants.space_came(&found.datastore);
         }
         if let Some(flash) = &found.descriptor.flash {
             self.give_back(flash, found.descriptor.uuid)?;

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::StatVfsMountFlags;
@@ -11,6 +12,7 @@ use tidegate_api::datastore::{Datastore, DatastoreSet, DatastoreSettings};
 use tidegate_api::iocontrol::{DatastoreControl, IO_UNIT_MAX, IO_UNIT_MIN, IoControl};
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_core::pool::GRANT;
 use tidegate_engine::control::Change;
 use tidegate_engine::mounts;
 
@@ -21,6 +23,7 @@ use crate::control::report;
 use crate::disks::image_file;
 use crate::host;
 use crate::os_error::{self, Outcome};
+use crate::pools::Pools;
 use crate::store;
 use crate::text::quoted;
 
@@ -72,8 +75,12 @@ impl DiskService {
         let describe = |(name, settings): (Name, DatastoreSettings)| {
             let here = attached.remove(&name).unwrap_or_default();
             let (store, on, of) = (self.store.clone(), name.clone(), settings.clone());
+            let pools = Arc::clone(&self.pools);
             let seen = self.surveys.at(&name, move || {
-                Ok((store.disk_names(&on, &of, &here)?, space(&of)))
+                Ok((
+                    store.disk_names(&on, &of, &here)?,
+                    space_at(&pools, &on, &of),
+                ))
             });
             let seen = seen.map(|(disks, space)| {
                 let count = disks.len() as u64;
@@ -285,6 +292,13 @@ impl DiskService {
         if !self.store.datastores()?.contains_key(name) {
             return self.store.datastore(name).map(|_| ());
         }
+        if self.store.has_pool(name) {
+            return Err(Problem::new(ProblemCode::Unsupported, what)
+                .because("it is a pool")
+                .remedy(format!(
+                    "delete its disks, and destroy the pool: tidegate pool destroy {name}"
+                )));
+        }
         let members = self.wanted_with_members_on(name)?;
         // While this is locked, no command begins to use the datastore. Later commands find it removed.
         let claimed = self.claims.all();
@@ -355,9 +369,10 @@ impl DiskService {
 
     fn describe_datastore(&self, name: Name, settings: DatastoreSettings) -> Datastore {
         let (store, on, of) = (self.store.clone(), name.clone(), settings.clone());
+        let pools = Arc::clone(&self.pools);
         let seen = self.surveys.at(&name, move || {
             let count = store.disk_names(&on, &of, &BTreeSet::new())?.len() as u64;
-            Ok((store.disks(&on, &of)?, (count, space(&of))))
+            Ok((store.disks(&on, &of)?, (count, space_at(&pools, &on, &of))))
         });
         let control = self.controls.running(&name).and_then(|running| {
             let disks = seen.iter().flat_map(|(disks, _)| disks);
@@ -398,7 +413,7 @@ impl DiskService {
         let using = self.using(&name);
         // A datastore without files has nothing that says so of a later member.
         let unlisted = match &settings {
-            DatastoreSettings::Dir { .. } => 0,
+            DatastoreSettings::Dir { .. } | DatastoreSettings::Pool {} => 0,
             _ => using
                 .iter()
                 .filter(|live| *live.datastore() != name)
@@ -496,6 +511,19 @@ impl Space {
     }
 }
 
+/// The space on a datastore, if it is known.
+fn space_at(pools: &Pools, name: &Name, settings: &DatastoreSettings) -> Option<Space> {
+    if *settings != (DatastoreSettings::Pool {}) {
+        return space(settings);
+    }
+    let space = pools.with(name, |pool| Ok(pool.catalog.space())).ok()?;
+    Some(Space {
+        capacity: space.all * GRANT,
+        free: space.available * GRANT,
+        read_only: None,
+    })
+}
+
 /// The space on a datastore's file system, if it has one.
 pub(super) fn space(settings: &DatastoreSettings) -> Option<Space> {
     match settings {
@@ -546,6 +574,11 @@ fn check(name: &Name, settings: &DatastoreSettings) -> Outcome<()> {
             })
         }
         DatastoreSettings::Memory {} | DatastoreSettings::Null {} => Ok(()),
+        DatastoreSettings::Pool {} => Err(bad()
+            .because("a datastore of kind pool comes with its pool")
+            .remedy(format!(
+                "create the pool: tidegate pool create {name} --group PATH"
+            ))),
     }
 }
 
@@ -566,6 +599,10 @@ fn check_control(settings: &DatastoreSettings, control: &IoControl) -> Outcome<(
     match (settings, &control.coordination) {
         (DatastoreSettings::Dir { .. }, Some(_)) => bad((
             "the hosts of a datastore of kind dir find each other in its own directory".to_owned(),
+            "leave --coordination out".to_owned(),
+        )),
+        (DatastoreSettings::Pool {}, Some(_)) => bad((
+            "a pool belongs to one host at a time".to_owned(),
             "leave --coordination out".to_owned(),
         )),
         (_, Some(directory)) => check_folder(directory).or_else(bad),

@@ -209,8 +209,10 @@ impl DiskService {
 
 /// An attached disk as the daemon has it in memory, if it has a descriptor.
 fn found_of(live: &Attached, settings: Option<&DatastoreSettings>) -> Option<Found> {
-    let (path, _) = live.followed()?;
-    let folder = path.parent().unwrap_or(&path).to_owned();
+    // A disk on a pool has no directory.
+    let path = live.followed().map(|(path, _)| path);
+    let folder = path.and_then(|path| Some(path.parent()?.to_owned()));
+    let folder = folder.unwrap_or_default();
     // If the datastore's record cannot be read, its path is at least the parent of the disk's directory.
     let settings = settings.cloned().unwrap_or_else(|| DatastoreSettings::Dir {
         path: folder.parent().unwrap_or(&folder).to_owned(),

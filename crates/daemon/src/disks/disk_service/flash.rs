@@ -26,6 +26,7 @@ use tidegate_core::layout::{CacheReport, LayoutOrder};
 use tidegate_engine::Flash;
 
 use super::claims::Claim;
+use super::pooled::must_not_be_pooled;
 use super::{DiskService, must_be_home};
 use crate::caches::chunks::{self, Wanted};
 use crate::caches::{Devices, Record};
@@ -111,6 +112,10 @@ impl DiskService {
         order: &DiskFlashSet,
     ) -> Outcome<Option<FlashUse>> {
         must_be_home(found)?;
+        must_not_be_pooled(
+            found,
+            "leave the cache out: put the pool's fast devices into the pool itself",
+        )?;
         let wanted = match (&order.cache, before) {
             (Some(None), _) => return Ok(None),
             (Some(Some(cache)), _) => cache,

@@ -117,6 +117,11 @@ impl DiskService {
         what: &str,
     ) -> Outcome<()> {
         for member in members {
+            if !is_plain && member.is_pooled() {
+                return Err(Problem::new(ProblemCode::Unsupported, what)
+                    .because(format!("datastore {} is a pool: it has whole disks, and no members of others", member.datastore))
+                    .remedy("name datastores of other kinds, or create a plain disk on the pool alone: --on POOL"));
+            }
             let (store, on) = (self.store.clone(), member.datastore.clone());
             let settings = member.settings.clone();
             self.looks
@@ -443,7 +448,8 @@ pub(super) fn is_blank(member: &Found) -> bool {
         DatastoreSettings::Nbd { .. } => false,
         DatastoreSettings::Memory {}
         | DatastoreSettings::Null {}
-        | DatastoreSettings::Emulated { .. } => true,
+        | DatastoreSettings::Emulated { .. }
+        | DatastoreSettings::Pool {} => true,
     }
 }
 

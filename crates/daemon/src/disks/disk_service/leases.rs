@@ -186,7 +186,9 @@ fn about(found: &Found, coordination: Option<PathBuf>) -> Option<About> {
         }),
         DatastoreSettings::Memory {}
         | DatastoreSettings::Null {}
-        | DatastoreSettings::Emulated { .. } => None,
+        | DatastoreSettings::Emulated { .. }
+        // The pool's members have leases.
+        | DatastoreSettings::Pool {} => None,
     }
 }
 

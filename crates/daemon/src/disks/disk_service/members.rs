@@ -18,6 +18,7 @@ use tidegate_core::layout::{self as engine, LayoutReport};
 use tidegate_engine::UnderControl;
 
 use super::DiskService;
+use super::pooled::OpenInPool;
 use crate::config::plan::{self, layout};
 use crate::disks::attached::{Attached, MemberUse, OpenImage};
 use crate::disks::counters::MemberMoment;
@@ -41,6 +42,8 @@ pub(super) struct OpenMembers {
     pub(super) uses: Vec<MemberUse>,
     /// The members that are open, by number, as plain disks.
     pub(super) found: Vec<(usize, Found)>,
+    /// For a disk on a pool.
+    pub(super) pooled: Option<OpenInPool>,
 }
 
 /// What holds for all members of a disk that is being opened.
@@ -114,6 +117,13 @@ impl DiskService {
     pub(super) fn open_members(&self, disk: &Found, opening: &Opening<'_>) -> Outcome<OpenMembers> {
         let spec = layout::of(&disk.descriptor)?;
         let mut open = OpenMembers::default();
+        if disk.is_pooled() {
+            let mut pooled = self.open_pooled(disk, None)?;
+            open.opened = std::mem::take(&mut pooled.images);
+            open.found.push((0, disk.clone()));
+            open.pooled = Some(pooled);
+            return Ok(open);
+        }
         if spec.is_plain() {
             self.open_member(disk, 0, opening, &mut open)?;
             return Ok(open);

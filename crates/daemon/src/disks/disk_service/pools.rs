@@ -42,7 +42,7 @@ impl DiskService {
     pub(crate) fn create_pool(&self, order: &PoolCreate) -> Outcome<Pool> {
         let name = &order.name;
         let what = format!("cannot create pool {name}");
-        if self.store.datastores()?.contains_key(name) {
+        if !self.pools.has(name) && self.store.datastores()?.contains_key(name) {
             return Err(Problem::new(ProblemCode::Exists, what)
                 .because(format!(
                     "there is a datastore {name}, and disks name either by its name"
@@ -62,6 +62,7 @@ impl DiskService {
             .add_group(name, order, |path| self.must_be_unused(path))
             .map_err(|e| e.within(format!("cannot add a group to pool {name}")))?;
         tracing::info!(pool = %name, "has another group");
+        self.grants.space_came(name);
         self.pool(name)
     }
 
@@ -84,6 +85,8 @@ impl DiskService {
         self.pools
             .destroy(name, order)
             .map_err(|e| e.within(format!("cannot destroy pool {name}")))?;
+        self.grants.forget(name);
+        self.store.forget_pool(name)?;
         tracing::info!(pool = %name, "destroyed");
         Ok(PoolDestroyed { name: name.clone() })
     }

@@ -26,6 +26,7 @@ use tidegate_core::layout::{LayoutOrder, MemberState};
 use super::claims::Claim;
 use super::datastores::space;
 use super::members::{OpenMembers, Opening};
+use super::pooled::must_not_be_pooled;
 use super::{DiskService, layouts};
 use crate::config::plan::layout;
 use crate::disks::attached::{Attached, OpenImage};
@@ -373,6 +374,10 @@ pub(super) fn must_have_space(image: &Found, takes: u64) -> Outcome<()> {
 /// Fails if a disk cannot be moved as ordered.
 fn must_be_movable(disk: &Found, to: &DatastoreSettings, order: &DiskMove) -> Outcome<()> {
     let name = &disk.name;
+    must_not_be_pooled(
+        disk,
+        "create a disk elsewhere, attach both, and copy over NBD, as `nbdcopy FROM TO`",
+    )?;
     if let Some(layout) = &disk.descriptor.layout {
         let remedy = match layout::of(&disk.descriptor)?.is_redundant() {
             true => format!(
@@ -398,6 +403,11 @@ fn must_be_movable(disk: &Found, to: &DatastoreSettings, order: &DiskMove) -> Ou
     }
     match to {
         DatastoreSettings::Dir { .. } | DatastoreSettings::Nbd { .. } => Ok(()),
+        DatastoreSettings::Pool {} => Err(Problem::new(
+            ProblemCode::Unsupported,
+            "disks are not moved to pools",
+        )
+        .remedy("create a disk there, attach both, and copy over NBD, as `nbdcopy FROM TO`")),
         other => Err(Problem::new(
             ProblemCode::Unsupported,
             format!(

@@ -36,6 +36,7 @@ mod missing;
 mod mounted;
 mod nested;
 mod outdated;
+mod pooled;
 mod relocate;
 mod threads;
 mod transfer;

@@ -278,6 +278,7 @@ fn transaction(catalog: &mut Catalog, nth: usize) -> Outcome<()> {
     let disk = |text: &str, reserves| DiskRow {
         reserves,
         wants: Some(Tier::Fast),
+        name: "a".to_owned(),
         descriptor: text.to_owned(),
     };
     match nth {
@@ -460,6 +461,7 @@ fn a_catalog_that_is_full_refuses_and_keeps_what_it_has() {
     let row = DiskRow {
         reserves: 0,
         wants: None,
+        name: "a".to_owned(),
         descriptor: "x".repeat(3 << 20),
     };
     let refused = catalog.put_disk(A, &row).unwrap_err();
