@@ -334,7 +334,9 @@ impl Shard {
             }
             Event::LayoutOrder { disk, order } => {
                 // What is under way may wait for a pool's grant, or until a pool's disk goes on.
-                let may_pass = order.is_of_pool() && !self.has_drained(disk);
+                // What is said of a member counts at any moment.
+                let may_pass =
+                    order.is_of_column() || order.is_of_pool() && !self.has_drained(disk);
                 let ordered = match self.is_held(disk) && !may_pass {
                     true => Some(Err(OrderRefusal::NotOpen)),
                     false => self.with_stack(now, disk, out, |stack, cx| stack.order(cx, order)),

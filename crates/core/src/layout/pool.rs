@@ -478,7 +478,9 @@ impl Layout for Pool {
         order: LayoutOrder,
     ) -> Result<Ordered, OrderRefusal> {
         if let LayoutOrder::Standing { member, .. } = order {
-            self.begin_rebuild(member);
+            if self.view.is_none() {
+                self.begin_rebuild(member);
+            }
             self.go_on(cx);
             return Ok(Ordered::Now);
         }

@@ -304,7 +304,10 @@ impl Tree {
         let mut first = 0;
         let column = |standings: &Vec<Standing>| {
             let column = Node {
-                layout: Box::new(Column::new(standings)) as Box<dyn Layout>,
+                layout: Box::new(match view {
+                    Some(_) => Column::of_view(standings),
+                    None => Column::new(standings),
+                }) as Box<dyn Layout>,
                 below: Below::Targets(first),
             };
             first += place(standings.len());

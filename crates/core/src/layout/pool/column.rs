@@ -31,6 +31,7 @@ use crate::layout::{
 };
 use crate::range_lock::RangeLock;
 use crate::request::{Fault, Flags, Op, Outcome};
+use crate::units::{Span, Time};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use ops::{Doing, Piece};
@@ -57,12 +58,20 @@ pub(crate) struct Column {
     /// I/Os that have ended on the members, and wait for the catalog.
     held: Vec<u32>,
     last_read: u8,
+    /// Whether the disk only shows a generation: it writes nothing, and so no member lacks anything of it.
+    is_view: bool,
     detaching: bool,
+    /// When nothing waits for the catalog any more, because the disk is being detached.
+    give_up_at: Option<Time>,
     /// Bytes that were copied to the member that is rebuilt.
     copied: u64,
     /// How often a member has begun to sync: what was begun before does not count for it.
     rounds: u32,
 }
+
+/// How long a disk that is being detached waits for the catalog. Origin: chosen; as long as a mirror's order to do without a
+/// member.
+const PATIENCE: Span = Span::from_secs(10);
 
 const PIECE: u64 = 0;
 const KIND: u64 = 7 << 61;
@@ -103,9 +112,19 @@ impl Column {
             hungry: VecDeque::new(),
             held: Vec::new(),
             last_read: 0,
+            is_view: false,
             detaching: false,
+            give_up_at: None,
             copied: 0,
             rounds: 0,
+        }
+    }
+
+    /// The same for a disk that only shows a generation.
+    pub(crate) fn of_view(members: &[Standing]) -> Column {
+        Column {
+            is_view: true,
+            ..Column::new(members)
         }
     }
 
@@ -186,6 +205,7 @@ impl Column {
                 self.feed_hungry(cx);
                 self.judge_held(cx);
             }
+            Standing::Syncing if self.is_view => {}
             Standing::Syncing if self.needed() & bit != 0 => return Err(OrderRefusal::InSync),
             Standing::Syncing if self.syncing == bit => {}
             Standing::Syncing if (self.syncing | self.joining) != 0 => {
@@ -196,6 +216,10 @@ impl Column {
             Standing::Syncing => {
                 (self.syncing, self.copied) = (bit, 0);
                 self.rounds += 1;
+            }
+            Standing::InSync if self.is_view => {
+                self.in_sync |= bit;
+                self.failing &= !bit;
             }
             Standing::InSync if self.needed() & bit == 0 => return Err(OrderRefusal::Busy),
             Standing::InSync => {
@@ -214,6 +238,13 @@ impl Column {
             self.failing &= !bit;
         }
         self.fail_held(cx, bit, Fault::Io);
+    }
+
+    /// While the disk is being detached, what waits for the catalog waits for some time.
+    fn be_patient(&mut self, now: Time) {
+        if self.detaching && !self.held.is_empty() {
+            self.give_up_at.get_or_insert(now + PATIENCE);
+        }
     }
 
     /// What is copied is all there: the member that is rebuilt is waited for from now on.
@@ -355,9 +386,20 @@ impl Layout for Column {
         }));
     }
 
+    fn deadline(&self) -> Option<Time> {
+        self.give_up_at
+    }
+
+    fn tick(&mut self, cx: &mut LayoutCx<'_>) {
+        let now = cx.now();
+        if self.give_up_at.take_if(|at| *at <= now).is_some() {
+            self.fail_held(cx, u32::MAX, Fault::Gone);
+        }
+    }
+
     fn detaching(&mut self, cx: &mut LayoutCx<'_>) {
         self.detaching = true;
-        self.fail_held(cx, u32::MAX, Fault::Gone);
+        self.be_patient(cx.now());
     }
 }
 

@@ -258,6 +258,8 @@ impl Pool {
         let syncs = |members: &Vec<Standing>| members.contains(&Standing::Syncing);
         let columns = (0..).map(Target).zip(&self.setup.members);
         let columns = columns.filter(|(_, members)| syncs(members));
+        // A view writes nothing: its disk copies.
+        let columns = columns.filter(|_| self.view.is_none());
         let columns: Vec<Target> = columns.map(|(column, _)| column).collect();
         columns.into_iter().for_each(|it| self.begin_rebuild(it));
     }
@@ -335,8 +337,7 @@ impl Pool {
     fn next_copy(&mut self, nth: usize) -> Option<(u32, u32)> {
         let extents = self.setup.geometry.extents;
         let Rebuild { column, next, .. } = &mut self.rebuilds.all[nth];
-        // A view writes nothing: its disk copies.
-        while self.view.is_none() && next.0 < self.table.chunks_end() {
+        while next.0 < self.table.chunks_end() {
             let (number, extent, sub_block) = *next;
             let chunk = self.table.get(number);
             let chunk = chunk.filter(|it| it.owner == 0 && it.target == *column);

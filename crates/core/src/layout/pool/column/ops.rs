@@ -539,13 +539,11 @@ impl Column {
 
     /// An I/O waits until the catalog calls these members behind.
     fn hold(&mut self, cx: &mut LayoutCx<'_>, number: u32, missing: u32, fault: Fault) {
-        if self.detaching {
-            return self.end(cx, number, Err(Fault::Gone));
-        }
         for member in each(missing) {
             self.ask(cx, member, DropCause::Failed(fault));
         }
         self.held.push(number);
+        self.be_patient(cx.now());
     }
 
     /// The catalog has answered: some may go on.

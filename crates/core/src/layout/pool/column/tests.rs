@@ -43,6 +43,7 @@ struct World {
     copied: usize,
     next: u32,
     loads: [Load; 3],
+    now: Time,
 }
 
 impl World {
@@ -61,12 +62,13 @@ impl World {
             copied: 0,
             next: 0,
             loads: [Load::default(); 3],
+            now: Time::ZERO,
         }
     }
 
     fn hook<T>(&mut self, act: impl FnOnce(&mut Column, &mut LayoutCx<'_>) -> T) -> T {
         let mut cx = LayoutCx {
-            now: Time::ZERO,
+            now: self.now,
             disk: DiskId(0),
             node: 1,
             loads: &self.loads,
@@ -221,12 +223,17 @@ fn c1_a_write_fails_if_the_catalog_cannot_record_what_it_lacks() {
         Ok(Ordered::Now)
     );
     assert_eq!(world.answer(io), Some(Err(Fault::Io)));
-    // The next one asks again. What is being detached waits for nobody.
+    // The next one asks again. What is being detached does not wait for ever.
     let next = world.write(0, 512);
     world.end(0, Ok(()));
     assert_eq!((world.answer(next), world.asked()), (None, vec![1, 1]));
     world.hook(|column, cx| column.detaching(cx));
+    assert_eq!(world.answer(next), None);
+    assert!(world.column.deadline().is_some());
+    world.now = world.column.deadline().unwrap();
+    world.hook(|column, cx| column.tick(cx));
     assert_eq!(world.answer(next), Some(Err(Fault::Gone)));
+    assert_eq!(world.column.deadline(), None);
 }
 
 #[test]
@@ -505,6 +512,18 @@ fn nothing_waits_for_a_member_that_hangs_once_it_is_behind() {
     world.end(1, Ok(()));
     assert_eq!((world.arena.free(), world.arena.late()), (8, 0));
     assert_eq!(world.stand(1, Syncing), Ok(Ordered::Now));
+}
+
+#[test]
+fn a_view_reads_a_member_once_the_catalog_calls_it_in_sync() {
+    let mut world = World::new(&[]);
+    world.column = Column::of_view(&[InSync, Behind]);
+    assert_eq!(world.stand(1, Syncing), Ok(Ordered::Now));
+    assert!((0..4).all(|_| world.read(0) == Some(0)));
+    assert_eq!(world.stand(1, InSync), Ok(Ordered::Now));
+    assert_eq!(world.stand(0, Behind), Ok(Ordered::Now));
+    assert_eq!(world.read(0), Some(1));
+    assert_eq!(world.notices, [], "it has nothing to copy");
 }
 
 #[test]
