@@ -217,6 +217,36 @@ pub enum Happening {
         /// The datastore that it was on.
         from: Name,
     },
+    /// A snapshot of a disk was taken.
+    SnapshotTaken {
+        /// The disk.
+        disk: Name,
+        /// The snapshot's name.
+        snapshot: Name,
+        /// How long the disk's writes waited, with those of all disks of the set.
+        held_us: u64,
+    },
+    /// A snapshot of a disk was deleted.
+    SnapshotDeleted {
+        /// The disk.
+        disk: Name,
+        /// The snapshot's name.
+        snapshot: Name,
+    },
+    /// A disk has the content of one of its snapshots again.
+    DiskRolledBack {
+        /// The disk.
+        disk: Name,
+        /// The snapshot's name.
+        snapshot: Name,
+    },
+    /// A disk was made of a snapshot.
+    DiskCloned {
+        /// The new disk.
+        disk: Name,
+        /// The snapshot, such as `vm1@before`.
+        of: String,
+    },
     /// The devices of a disk's flash cache have failed.
     CacheLost {
         /// The disk.
@@ -450,6 +480,10 @@ impl Happening {
             Happening::IoResumed { .. } => "io-resumed",
             Happening::Scrubbed { .. } => "scrubbed",
             Happening::DiskMoved { .. } => "disk-moved",
+            Happening::SnapshotTaken { .. } => "snapshot-taken",
+            Happening::SnapshotDeleted { .. } => "snapshot-deleted",
+            Happening::DiskRolledBack { .. } => "disk-rolled-back",
+            Happening::DiskCloned { .. } => "disk-cloned",
             Happening::CacheLost { .. } => "cache-lost",
             Happening::CacheDeviceLost { .. } => "cache-device-lost",
             Happening::CacheCorrupt { .. } => "cache-corrupt",

@@ -4,7 +4,7 @@
 //! interprets it. This crate depends on no other crate of ours, so that a client needs only this one.
 //!
 //! Reading order: [`units`], [`name`] and [`or_default`] (the smallest values), [`config`] (`tidegate.toml`), [`descriptor`]
-//! (`disk.toml`), [`datastore`], [`disk`], [`iocontrol`], [`group`], [`cache`], [`pool`], [`stats`], [`curve`], [`explain`], [`events`],
+//! (`disk.toml`), [`datastore`], [`disk`], [`iocontrol`], [`group`], [`cache`], [`pool`], [`snapshot`], [`stats`], [`curve`], [`explain`], [`events`],
 //! [`status`], [`thread`], [`tree`], [`job`] (the types in REST), [`problem`] (the type of errors), [`routes`] (every route with its types).
 //!
 //! # Units
@@ -32,6 +32,7 @@ pub mod or_default;
 pub mod pool;
 pub mod problem;
 pub mod routes;
+pub mod snapshot;
 pub mod stats;
 pub mod status;
 pub mod thread;

@@ -23,6 +23,9 @@ use crate::layout::{DiskMove, DiskScrub, MemberAdd, MemberList};
 use crate::pool::{
     Pool, PoolCheck, PoolCreate, PoolDestroy, PoolDestroyed, PoolGroupAdd, PoolList,
 };
+use crate::snapshot::{
+    DiskClone, DiskRollback, Snapshot, SnapshotCreate, SnapshotList, SnapshotsTaken,
+};
 use crate::stats::{DiskStats, Sample};
 use crate::status::Status;
 use crate::thread::{DiskThread, DiskThreadSet, Thread, ThreadList};
@@ -199,7 +202,19 @@ routes! {
     DISK_SCRUB: Post "/v1/disks/{name}/scrub", DiskScrub => Job;
     /// Moves a disk to another datastore.
     DISK_MOVE: Post "/v1/disks/{name}/move", DiskMove => Job;
-    /// Deletes a disk and its data.
+    /// The snapshots of a disk.
+    SNAPSHOTS: Get "/v1/disks/{name}/snapshots", Nothing => SnapshotList;
+    /// Takes a snapshot of a disk, and of others at the same moment.
+    SNAPSHOT_CREATE: Post "/v1/disks/{name}/snapshots", SnapshotCreate => SnapshotsTaken;
+    /// One snapshot of a disk.
+    SNAPSHOT: Get "/v1/disks/{name}/snapshots/{snapshot}", Nothing => Snapshot;
+    /// Deletes a snapshot.
+    SNAPSHOT_DELETE: Delete "/v1/disks/{name}/snapshots/{snapshot}", Nothing => Nothing;
+    /// Gives a disk the content of one of its snapshots.
+    DISK_ROLLBACK: Post "/v1/disks/{name}/rollback", DiskRollback => Disk;
+    /// Makes a disk of a snapshot.
+    DISK_CLONE: Post "/v1/disks/{name}/clone", DiskClone => Disk;
+    /// Deletes a disk and its data. `?snapshots=delete` deletes its snapshots too; without it, a disk with snapshots is refused.
     DISK_DELETE: Delete "/v1/disks/{name}", Nothing => Nothing;
     /// Attaches a disk.
     DISK_ATTACH: Post "/v1/disks/{name}/attach", DiskAttach => Disk;

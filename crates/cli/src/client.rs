@@ -133,6 +133,17 @@ impl Client {
             .map(drop)
     }
 
+    /// The same, with a query: `key=value`.
+    pub(crate) fn erase_by(
+        &self,
+        route: Route<Nothing, Nothing>,
+        arguments: &[&str],
+        query: &str,
+    ) -> Result<(), Failure> {
+        let url = format!("{}?{query}", route.url(arguments));
+        self.exchange(route.method, &url, None, ORDER).map(drop)
+    }
+
     /// Opens a stream of server-sent events; it owns this client from then on. `query` may be empty.
     pub(crate) fn stream<A: DeserializeOwned>(
         self,

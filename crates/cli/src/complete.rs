@@ -35,6 +35,62 @@ pub(crate) fn disks() -> ArgValueCandidates {
     })
 }
 
+/// Completes disks, and snapshots once there is an `@`.
+pub(crate) fn snapshots() -> ArgValueCompleter {
+    ArgValueCompleter::new(|typed: &std::ffi::OsStr| {
+        let typed = typed.to_string_lossy();
+        let Some((disk, _)) = typed.split_once('@') else {
+            let list = client().and_then(|client| client.glance(routes::DISKS).ok());
+            let disks = list.map(|list| list.disks).unwrap_or_default().into_iter();
+            let names = disks.map(|disk| disk.name.to_string());
+            let begun = names.filter(|name| name.starts_with(&*typed));
+            return begun.map(CompletionCandidate::new).collect();
+        };
+        let all = snapshots_of(disk).into_iter();
+        let named = all.map(|(name, help)| (format!("{disk}@{name}"), help));
+        named
+            .filter(|(name, _)| name.starts_with(&*typed))
+            .map(|(name, help)| CompletionCandidate::new(name).help(Some(help.into())))
+            .collect()
+    })
+}
+
+/// Completes snapshots of the disk that a line names.
+pub(crate) fn snapshots_of_disk() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        let line: Vec<_> = std::env::args().collect();
+        let disk = disk_before_last(&line).unwrap_or_default();
+        let all = snapshots_of(disk).into_iter();
+        let candidate =
+            |(name, help): (String, String)| CompletionCandidate::new(name).help(Some(help.into()));
+        all.map(candidate).collect()
+    })
+}
+
+/// The word after the verb of `disk snapshot`, if it names a disk.
+fn disk_before_last(line: &[String]) -> Option<&str> {
+    let at = line.iter().position(|word| word == "snapshot")?;
+    let disk = line.get(at + 2)?;
+    (!disk.starts_with('-') && !disk.contains('@')).then_some(disk)
+}
+
+/// The snapshots of a disk, each with its size.
+fn snapshots_of(disk: &str) -> Vec<(String, String)> {
+    if disk.is_empty() {
+        return Vec::new();
+    }
+    let list = client().and_then(|client| client.glance_at(routes::SNAPSHOTS, &[disk]).ok());
+    let snapshots = list.map(|list| list.snapshots).unwrap_or_default();
+    let pair = |it: tidegate_api::snapshot::Snapshot| {
+        let size = figures::bytes_or_dash(it.size_bytes);
+        (
+            it.name.to_string(),
+            format!("{size}, {} clones", it.clones.len()),
+        )
+    };
+    snapshots.into_iter().map(pair).collect()
+}
+
 /// Completes names of datastores.
 pub(crate) fn datastores() -> ArgValueCandidates {
     ArgValueCandidates::new(|| {
@@ -261,6 +317,21 @@ fn client() -> Option<Client> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_disk_of_a_snapshot_is_the_word_after_the_verb() {
+        let disk = |line: &str| {
+            let line: Vec<_> = line.split(' ').map(str::to_owned).collect();
+            disk_before_last(&line).map(str::to_owned)
+        };
+        assert_eq!(
+            disk("tidegate disk snapshot delete vm1 "),
+            Some("vm1".to_owned())
+        );
+        assert_eq!(disk("tidegate disk snapshot delete vm1@a "), None);
+        assert_eq!(disk("tidegate disk snapshot delete"), None);
+        assert_eq!(disk("tidegate disk snapshot rollback --yes"), None);
+    }
 
     #[test]
     fn devices_are_those_of_the_cache_on_the_line() {

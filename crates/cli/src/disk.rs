@@ -21,6 +21,7 @@ use crate::session::Session;
 use crate::{complete, figures, table};
 
 mod attach;
+mod clone;
 mod create;
 mod curve;
 mod delete;
@@ -29,10 +30,12 @@ mod image;
 mod layout;
 mod member;
 mod policy;
+mod quiesce;
 mod relocate;
 mod resize;
 mod scrub;
 mod set;
+mod snapshot;
 mod snippet;
 mod spool;
 
@@ -55,6 +58,9 @@ pub(crate) enum Disk {
     Scrub(scrub::Scrub),
     Move(relocate::Move),
     Curve(curve::Curve),
+    #[command(subcommand)]
+    Snapshot(snapshot::Snapshot),
+    Clone(clone::MakeClone),
 }
 
 impl Disk {
@@ -76,6 +82,8 @@ impl Disk {
             Disk::Scrub(verb) => verb.run(session),
             Disk::Move(verb) => verb.run(session),
             Disk::Curve(verb) => verb.run(session),
+            Disk::Snapshot(verb) => verb.run(session),
+            Disk::Clone(verb) => verb.run(session),
         }
     }
 }

@@ -85,7 +85,7 @@ impl Shown for Event {
 const LAST_MS: u64 = 253_402_300_799_999;
 
 /// A moment as RFC 3339 writes it, in UTC and to the second: logs can be laid beside it.
-fn moment(at_ms: u64) -> String {
+pub(crate) fn moment(at_ms: u64) -> String {
     let since = Duration::from_millis(at_ms.min(LAST_MS));
     humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + since).to_string()
 }

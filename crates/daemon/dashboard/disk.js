@@ -6,6 +6,7 @@ import { Course, h, Heat, s, say, bar, watchWidth } from "./draw.js";
 import { sentence } from "./datastore.js";
 import { latency, tile, turn } from "./host.js";
 import { PolicyForm } from "./policy.js";
+import { SnapshotTree } from "./snapshots.js";
 import { bandwidth, bytes, CAUSES, count, exactly, hostName, object, percent, rate, span, time } from "./words.js";
 
 const STAGES = [
@@ -39,6 +40,7 @@ export class DiskPage {
     this.layoutCard = h("section", { class: "card", "aria-labelledby": "h-layout", hidden: true }, h("h2", { id: "h-layout" }, "Layout"), this.layout);
     this.flash = h("ul", { class: "members" });
     this.flashCard = h("section", { class: "card", "aria-labelledby": "h-flash", hidden: true }, h("h2", { id: "h-flash" }, "Flash cache"), this.flash);
+    this.snapshots = new SnapshotTree(name);
     this.facts = h("dl", { class: "facts" });
     this.form = new PolicyForm(name, (disk) => this.#show(disk));
     // What only the host knows that serves it.
@@ -54,7 +56,7 @@ export class DiskPage {
     main.append(
       h("div", { class: "title" }, h("h1", {}, `Disk ${name}`), this.badge), this.where,
       h("section", { class: "card", "aria-label": "What limits it" }, this.because, this.remedy, this.partBar, this.partList, this.notes),
-      ...this.measured, this.layoutCard, this.flashCard, this.form.node,
+      ...this.measured, this.layoutCard, this.flashCard, this.snapshots.node, this.form.node,
       h("section", { class: "card", "aria-labelledby": "h-filters" }, h("h2", { id: "h-filters" }, "Filters, top first"), this.filters, this.facts));
     this.observer = watchWidth(this.partBar.parentElement, (width) => { this.width = width - 36; if (this.parts) bar(this.partBar, this.width, 22, this.parts); });
     this.#describe().then(() => this.#past());
@@ -76,6 +78,7 @@ export class DiskPage {
   async #describe() {
     try {
       this.#show(await ask("GET", `/v1/disks/${encodeURIComponent(this.name)}`));
+      this.snapshots.ask();
       if (this.described.attached) {
         this.#explain();
         this.#missRatios();

@@ -41,6 +41,7 @@ mod groups;
 mod jobs;
 mod layouts;
 mod pools;
+mod snapshots;
 mod stats;
 mod threads;
 mod tree;
@@ -61,6 +62,7 @@ fn routes() -> Routes {
         .merge(daemon::routes())
         .merge(datastores::routes())
         .merge(disks::routes())
+        .merge(snapshots::routes())
         .merge(groups::routes())
         .merge(caches::routes())
         .merge(pools::routes())

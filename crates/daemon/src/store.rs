@@ -18,6 +18,7 @@
 //! STATE/disks/DATASTORE/NAME/       disk.toml of disks on datastores without files
 //! PATH/NAME/disk.toml, image        disks on a datastore of kind `dir`
 //! a pool's catalog                  disks on a pool
+//! PATH/NAME/snapshots.toml, snapshot-*   their snapshots
 //! PATH/.creating-NAME-UUID, .deleting-NAME   transient; removed by the next sweep
 //! ```
 
@@ -45,11 +46,15 @@ mod drafts;
 mod home;
 mod members;
 mod pooled;
+mod snapshot_list;
+mod snapshots;
 
 pub(crate) use contents::{DESCRIPTOR, is_disks_folder};
 pub(crate) use disks::{Found, Identity, NewFolder, Unpublished};
 pub(crate) use home::{COMMON, mark_file, mark_of};
 pub(crate) use pooled::Catalogs;
+pub(crate) use snapshot_list::{ListedSnapshot, ListedSnapshots, MOST as MOST_SNAPSHOTS};
+pub(crate) use snapshots::ImageDraft;
 
 /// The largest state file that is read.
 const MAX_STATE_BYTES: usize = 1 << 20;
@@ -60,6 +65,8 @@ pub(crate) struct Store {
     state: PathBuf,
     /// Those of pools, where there can be any.
     catalogs: Option<Arc<dyn Catalogs>>,
+    /// How two images share blocks.
+    share: snapshots::ShareBlocks,
 }
 
 /// Named items, each either read or with the reason why it cannot be read.
@@ -97,18 +104,26 @@ impl Store {
             fs::create_dir_all(&folder)
                 .map_err(|e| os_error::io(format!("cannot create {}", folder.display()), &e))?;
         }
-        Ok(Store {
+        Ok(Store::at(state))
+    }
+
+    fn at(state: PathBuf) -> Store {
+        Store {
             state,
             catalogs: None,
-        })
+            share: snapshots::share_blocks,
+        }
+    }
+
+    /// The same, with another way to share blocks: for tests on any file system.
+    #[cfg(test)]
+    pub(crate) fn sharing_by(self, share: snapshots::ShareBlocks) -> Store {
+        Store { share, ..self }
     }
 
     /// Fails if the daemon cannot start because its stored state cannot be read.
     pub(crate) fn check(state: PathBuf) -> Outcome<()> {
-        let store = Store {
-            state,
-            catalogs: None,
-        };
+        let store = Store::at(state);
         store.attached().map(drop)
     }
 

@@ -47,6 +47,7 @@ mod caches;
 mod disk;
 mod members;
 mod monitored;
+mod pause;
 mod side_file;
 mod threads;
 

@@ -14,7 +14,7 @@ use crate::{complete, figures};
 
 /// Delete a disk and its data
 ///
-/// The disk must be detached. If its image is a block device (--device), the data on the device stays.
+/// The disk must be detached. A disk with snapshots is refused without --snapshots. If its image is a block device (--device), the data on the device stays.
 #[derive(Debug, Args)]
 #[command(
     visible_alias = "rm",
@@ -27,6 +27,10 @@ pub(crate) struct Delete {
     /// The disk
     #[arg(add = complete::disks())]
     name: Name,
+
+    /// Delete its snapshots too
+    #[arg(long)]
+    snapshots: bool,
 
     #[command(flatten)]
     consent: Consent,
@@ -62,12 +66,20 @@ impl Delete {
                 device.display()
             ),
             None => format!(
-                "disk {name} of {size} on {} and all its data will be deleted",
-                super::layout::datastores(&disk)
+                "disk {name} of {size} on {} and all its data{} will be deleted",
+                super::layout::datastores(&disk),
+                if self.snapshots {
+                    ", with its snapshots,"
+                } else {
+                    ""
+                }
             ),
         };
         self.consent.obtain(&loss)?;
-        client.erase(routes::DISK_DELETE, &[name])?;
+        match self.snapshots {
+            true => client.erase_by(routes::DISK_DELETE, &[name], "snapshots=delete")?,
+            false => client.erase(routes::DISK_DELETE, &[name])?,
+        }
         session
             .console
             .done(&Gone { name }, &format!("disk {name} deleted"))

@@ -172,6 +172,19 @@ pub(crate) struct Presence {
     _seat: Option<Box<dyn Send>>,
 }
 
+/// A disk whose requests are held, until dropped.
+pub(crate) struct Paused(Arc<Attached>);
+
+impl Drop for Paused {
+    fn drop(&mut self) {
+        let Paused(live) = self;
+        if let Err(problem) = live.disk.resume() {
+            // It is being detached: then nothing waits.
+            tracing::warn!(disk = %live.name, %problem, "a paused disk does not go on");
+        }
+    }
+}
+
 impl Drop for Presence {
     fn drop(&mut self) {
         locked(&self.clients).connected.remove(&self.number);
@@ -484,6 +497,12 @@ impl Attached {
     /// Ends a move: the disk has only the image that it had, or only the new one.
     pub(crate) fn end_transfer(&self, keep: &host::Keep) -> Outcome<host::OldMember> {
         self.disk.end_transfer(keep)
+    }
+
+    /// Holds its requests once those in flight have ended, until the result is dropped.
+    pub(crate) fn pause(self: &Arc<Attached>) -> Outcome<Paused> {
+        self.disk.pause()?;
+        Ok(Paused(Arc::clone(self)))
     }
 
     /// The flash cache that it uses.

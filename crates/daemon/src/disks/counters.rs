@@ -36,6 +36,8 @@ pub(crate) struct AttachedMoment {
     pub(crate) size_bytes: u64,
     /// Bytes that its image occupies, if known.
     pub(crate) allocated_bytes: Option<u64>,
+    /// Its snapshots, if it can have any.
+    pub(crate) snapshots: Option<SnapshotCounts>,
     pub(crate) shares: u32,
     pub(crate) reservation_iops: u64,
     pub(crate) limit_iops: Option<u64>,
@@ -59,6 +61,14 @@ pub(crate) struct MemberMoment {
     pub(crate) state: MemberState,
     /// Bytes that are left to copy to it, while it is rebuilt.
     pub(crate) left_bytes: Option<u64>,
+}
+
+/// The snapshots of a disk, as they were last listed or changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SnapshotCounts {
+    pub(crate) count: u64,
+    /// When the oldest was taken, in seconds since 1970.
+    pub(crate) oldest_s: Option<u64>,
 }
 
 /// Numbers of clients that are connected to a disk.

@@ -25,7 +25,7 @@ use crate::config::plan;
 use crate::config::root::Root;
 use crate::control::Controls;
 use crate::disks::attached::{Attached, AttachedDisks};
-use crate::disks::counters::AttachedMoment;
+use crate::disks::counters::{AttachedMoment, SnapshotCounts};
 use crate::disks::jobs::Jobs;
 use crate::disks::notices::Notices;
 use crate::disks::snippet;
@@ -67,6 +67,7 @@ mod queue;
 mod relocate;
 mod remote_changes;
 mod replace_home;
+mod snapshots;
 mod threads;
 mod timed_scan;
 mod transfer;
@@ -110,6 +111,8 @@ pub(crate) struct DiskService {
     parting: Duration,
     /// The reasons why wanted disks are not attached.
     troubles: Mutex<BTreeMap<Name, Problem>>,
+    /// The snapshots of disks, for callers that do not wait for a datastore.
+    snapshot_counts: Mutex<BTreeMap<Name, SnapshotCounts>>,
     /// Datastores whose missing disks are being retried.
     tried: Mutex<BTreeSet<Name>>,
     /// Serialises changes of the list of attached disks, which is one file.
@@ -157,6 +160,7 @@ impl DiskService {
             returns: Mutex::default(),
             parting: PARTING,
             troubles: Mutex::default(),
+            snapshot_counts: Mutex::default(),
             tried: Mutex::default(),
             attached_file: Mutex::default(),
             agreed_file: Mutex::default(),
@@ -330,6 +334,7 @@ impl DiskService {
             datastore: live.datastore().clone(),
             size_bytes: live.size(),
             allocated_bytes: None,
+            snapshots: locked(&self.snapshot_counts).get(live.name()).copied(),
             shares: policy.shares.get(),
             reservation_iops: policy.reservation.0,
             limit_iops: policy.limit.map(|limit| limit.0),

@@ -13,6 +13,9 @@ use tidegate_api::problem::{Problem, ProblemCode};
 /// How long the I/O in flight of a disk may take to end when what lies below its filters is exchanged.
 pub(super) const EXCHANGING: Duration = Duration::from_secs(30);
 
+/// How long the I/O in flight of a disk may take to end when the disk is paused: its other requests wait meanwhile.
+pub(super) const PAUSING: Duration = Duration::from_secs(10);
+
 /// The image that a member had, until the engine has closed it.
 pub(crate) struct OldMember(tidegate_engine::OldImage);
 
@@ -116,6 +119,16 @@ impl Disk {
             self.seen.exchange(0, Some(described.clone()));
         }
         Ok(old)
+    }
+
+    /// Holds its requests, once those in flight have ended.
+    pub(crate) fn pause(&self) -> Outcome<()> {
+        self.disk.pause(PAUSING).map_err(|e| self.refused(&e))
+    }
+
+    /// Lets its requests go on.
+    pub(crate) fn resume(&self) -> Outcome<()> {
+        self.disk.resume().map_err(|e| self.refused(&e))
     }
 
     pub(super) fn refused(&self, error: &tidegate_engine::Error) -> Problem {

@@ -348,6 +348,10 @@ fn sentence(datastore: &Name, happening: &Happening) -> String {
         | Happening::IoResumed { .. }
         | Happening::Scrubbed { .. }
         | Happening::DiskMoved { .. } => of_layout(datastore, happening),
+        Happening::SnapshotTaken { .. }
+        | Happening::SnapshotDeleted { .. }
+        | Happening::DiskRolledBack { .. }
+        | Happening::DiskCloned { .. } => of_snapshot(happening),
         Happening::CacheLost { .. }
         | Happening::CacheDeviceLost { .. }
         | Happening::CacheCorrupt { .. }
@@ -422,6 +426,28 @@ fn of_layout(datastore: &Name, happening: &Happening) -> String {
     }
 }
 
+/// The text of an event of a snapshot.
+fn of_snapshot(happening: &Happening) -> String {
+    match happening {
+        Happening::SnapshotTaken {
+            disk,
+            snapshot,
+            held_us,
+        } => {
+            let held = time(float(*held_us) * 1e3);
+            format!("snapshot {disk}@{snapshot} was taken; writes waited {held}")
+        }
+        Happening::SnapshotDeleted { disk, snapshot } => {
+            format!("snapshot {disk}@{snapshot} was deleted")
+        }
+        Happening::DiskRolledBack { disk, snapshot } => {
+            format!("disk {disk} was rolled back to {disk}@{snapshot}")
+        }
+        Happening::DiskCloned { disk, of } => format!("disk {disk} was made of {of}"),
+        other => other.word().to_owned(),
+    }
+}
+
 /// The text of an event of a disk's flash cache.
 fn of_cache(happening: &Happening) -> String {
     match happening {
@@ -493,6 +519,10 @@ fn log(event: &Event) {
         | Happening::CacheDiscarded { disk, .. }
         | Happening::CachePolicyForgotten { disk, .. }
         | Happening::CacheTarget { disk, .. }
+        | Happening::SnapshotTaken { disk, .. }
+        | Happening::SnapshotDeleted { disk, .. }
+        | Happening::DiskRolledBack { disk, .. }
+        | Happening::DiskCloned { disk, .. }
         | Happening::DiskMoved { disk, .. } => (Some(disk), None),
         Happening::IoThreads { disk, .. } => (disk.as_ref(), None),
         Happening::HostSeen { host, .. } | Happening::HostLost { host, .. } => (None, Some(host)),

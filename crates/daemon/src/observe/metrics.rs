@@ -147,6 +147,8 @@ fn settings(page: &mut Page, disks: &[AttachedMoment]) {
     };
     each(page, &DISK_SIZE, |d| Some(d.size_bytes));
     each(page, &DISK_ALLOCATED, |d| d.allocated_bytes);
+    each(page, &DISK_SNAPSHOTS, |d| d.snapshots.map(|it| it.count));
+    each(page, &DISK_OLDEST_SNAPSHOT, |d| d.snapshots?.oldest_s);
     members(page, disks);
     cache::families(page, disks);
     each(page, &DISK_SHARES, |d| Some(d.shares.into()));
@@ -502,7 +504,7 @@ impl Write for Escaped<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::disks::counters::{ClientCounts, DiskCounters, MemberMoment};
+    use crate::disks::counters::{ClientCounts, DiskCounters, MemberMoment, SnapshotCounts};
     use crate::host::Calls;
     use crate::observe::sample::ThreadMoment;
     use std::collections::BTreeMap;
@@ -698,6 +700,10 @@ mod tests {
             datastore: "local".parse().unwrap(),
             size_bytes: 512,
             allocated_bytes: None,
+            snapshots: Some(SnapshotCounts {
+                count: 2,
+                oldest_s: Some(1_700_000_000),
+            }),
             shares: 1_000,
             reservation_iops: 0,
             limit_iops: None,
@@ -740,6 +746,18 @@ mod tests {
                     ..CacheCounts::default()
                 },
             )),
+        }
+    }
+
+    #[test]
+    fn snapshots_are_counted_with_the_time_of_the_oldest() {
+        let page = page(&facts(), 0);
+        let labels = "{disk=\"a\",datastore=\"local\"}";
+        for line in [
+            format!("tidegate_disk_snapshots{labels} 2"),
+            format!("tidegate_disk_oldest_snapshot_timestamp_seconds{labels} 1700000000"),
+        ] {
+            assert!(page.lines().any(|told| told == line), "{line}\n{page}");
         }
     }
 

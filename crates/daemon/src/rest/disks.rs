@@ -7,6 +7,7 @@ use serde::Deserialize;
 use tidegate_api::disk::{
     Disk, DiskAttach, DiskCreate, DiskDetach, DiskList, DiskResize, DiskSet, Snippet, SnippetFor,
 };
+use tidegate_api::snapshot::Snapshots;
 use utoipa_axum::routes;
 
 use super::{Answer, Body, Failure, Path, Routes, Shared, State, erase, name, work, work_on};
@@ -90,13 +91,36 @@ async fn set(
     .await
 }
 
+/// The query: what to do about a disk's snapshots.
+#[derive(Deserialize)]
+struct WithIt {
+    #[serde(default)]
+    snapshots: Snapshots,
+}
+
 /// Deletes a disk and its data
-#[utoipa::path(delete, path = "/v1/disks/{name}", tag = "disks", params(("name" = String, Path)), responses(
+#[utoipa::path(delete, path = "/v1/disks/{name}", tag = "disks",
+    params(("name" = String, Path), ("snapshots" = Option<Snapshots>, Query,
+        description = "`delete`: also its snapshots. Without it a disk with snapshots is refused")),
+    responses(
     (status = 204, description = "Gone"),
     Failure,
 ))]
-async fn delete(State(daemon): Shared, Path(of): Path<String>) -> Result<StatusCode, Failure> {
-    erase(daemon, of, |disk_service, name| disk_service.delete(name)).await
+async fn delete(
+    State(daemon): Shared,
+    Path(of): Path<String>,
+    with: Result<Query<WithIt>, QueryRejection>,
+) -> Result<StatusCode, Failure> {
+    let bad = |error: QueryRejection| {
+        os_error::invalid("cannot delete a disk")
+            .because(error.body_text())
+            .remedy("use snapshots=delete, or no query")
+    };
+    let Query(WithIt { snapshots }) = with.map_err(bad)?;
+    erase(daemon, of, move |disk_service, name| {
+        disk_service.delete_with(name, snapshots)
+    })
+    .await
 }
 
 /// Attaches a disk

@@ -7,6 +7,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 
 use super::drafts;
@@ -17,6 +18,15 @@ pub(crate) const DESCRIPTOR: &str = "disk.toml";
 /// The copy of a disk's descriptor beside a member on another datastore.
 pub(super) const MEMBER: &str = "member.toml";
 pub(super) const IMAGE: &str = "image";
+/// The list of a disk's snapshots.
+pub(super) const LIST: &str = "snapshots.toml";
+/// What the names of snapshots' images begin with.
+pub(super) const SNAPSHOT: &str = "snapshot-";
+
+/// The name of a file before it is complete.
+pub(super) fn draft_of(file: &str) -> String {
+    format!(".{file}.new")
+}
 
 /// Whether a directory is that of a disk, or of a member of one.
 pub(crate) fn is_disks_folder(folder: &Path) -> bool {
@@ -62,12 +72,21 @@ pub(super) fn must_hold_nothing_else(folder: &Path) -> Outcome<()> {
 
 /// Whether a file in a disk's directory belongs to the disk, or is a remainder of such a file after a crash.
 fn is_of_disk(name: &str) -> bool {
-    let is_draft = |file: &str| name == format!(".{file}.new");
-    let ours = [DESCRIPTOR, MEMBER, IMAGE, drafts::LOCK].contains(&name)
-        || is_draft(DESCRIPTOR)
-        || is_draft(MEMBER);
+    let files = [DESCRIPTOR, MEMBER, IMAGE, LIST];
+    let is_draft = || files.iter().any(|file| name == draft_of(file));
+    let is_snapshot = |name: &str| {
+        let snapshot = name.strip_prefix(SNAPSHOT);
+        snapshot.is_some_and(|snapshot| snapshot.parse::<Name>().is_ok())
+    };
+    let is_snapshot_draft = || {
+        let file = name
+            .strip_prefix('.')
+            .and_then(|it| it.strip_suffix(".new"));
+        file.is_some_and(is_snapshot)
+    };
+    let ours = files.contains(&name) || name == drafts::LOCK || is_snapshot(name);
     // NFS renames a removed file to such a name for as long as a program has it open.
-    ours || name.starts_with(".nfs")
+    ours || is_draft() || is_snapshot_draft() || name.starts_with(".nfs")
 }
 
 #[cfg(test)]
@@ -84,12 +103,22 @@ mod tests {
             IMAGE,
             ".disk.toml.new",
             ".member.toml.new",
+            ".image.new",
+            "snapshots.toml",
+            ".snapshots.toml.new",
+            "snapshot-before.upgrade",
+            ".snapshot-before.upgrade.new",
             ".at-work",
             ".nfs0001",
         ] {
             fs::write(folder.join(file), "").unwrap();
         }
         must_hold_nothing_else(folder).unwrap();
+        for inner in ["snapshot-", "snapshot-a b"] {
+            fs::write(folder.join(inner), "").unwrap();
+            assert!(must_hold_nothing_else(folder).is_err(), "{inner}");
+            fs::remove_file(folder.join(inner)).unwrap();
+        }
         for inner in ["prec", "image.d"] {
             fs::create_dir(folder.join(inner)).unwrap();
             let refused = must_hold_nothing_else(folder).unwrap_err().to_string();

@@ -125,6 +125,8 @@ pub(crate) enum What {
     Relay(Box<Relay>),
     /// It does not wait any longer for a change of that.
     Unhold,
+    /// Its requests go on after [`Relay::Pause`].
+    Resume,
     /// Its share of the datastore: shares, reservation and limits.
     Policy(Box<Policy>),
     /// Its share of this thread, and how its completions are coalesced.
@@ -173,6 +175,7 @@ impl What {
             | What::Policy(_)
             | What::Io(_)
             | What::Unhold
+            | What::Resume
             | What::Detach { .. } => true,
         }
     }
@@ -396,6 +399,7 @@ impl IoThread {
                 }
                 Event::Unhold { disk }
             }
+            What::Resume => return self.resume(disk, reply),
             What::Detach { on_detached } => {
                 if let Some(waiting) = place.changing.take() {
                     let text = "the disk is being detached: it does not change any more";

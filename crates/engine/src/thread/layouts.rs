@@ -72,7 +72,7 @@ pub(crate) enum Relay {
         /// Told when the images of the devices are closed.
         closed: Reply,
     },
-    /// The disk's requests wait until the move ends.
+    /// The disk's requests wait until the move ends, or the disk resumes.
     Pause,
     /// The disk has one image again, that of this target.
     End {
@@ -302,7 +302,8 @@ impl IoThread {
         let place = self.disks[disk.0 as usize].as_mut();
         let Some(place) = place else { return };
         let Some(relay) = place.relay.take() else {
-            return;
+            // It was given up after the disk was held, and before this was known: the disk goes on as it is.
+            return self.finish_relay(disk, Relaid::Cache(CacheChange::Keep));
         };
         place.held = matches!(relay, Relay::Pause);
         if place.held {
@@ -319,6 +320,28 @@ impl IoThread {
             Relaid::Cache(CacheChange::Keep)
         });
         self.finish_relay(disk, relaid);
+    }
+
+    /// The requests of a paused disk go on. A disk that is about to pause goes on at once.
+    pub(super) fn resume(&mut self, disk: DiskId, reply: Reply) {
+        let place = self.disks[disk.0 as usize]
+            .as_mut()
+            .expect("the caller has found the disk");
+        let pauses = matches!(place.relay, Some(Relay::Pause));
+        if pauses {
+            place.relay = None;
+            place.changing = None;
+        }
+        let was_held = std::mem::take(&mut place.held);
+        if !was_held {
+            let _ = reply.send(Ok(()));
+            if pauses {
+                self.cx.handle(Event::Unhold { disk });
+            }
+            return;
+        }
+        place.changing = Some(reply);
+        self.finish_relay(disk, Relaid::Cache(CacheChange::Keep));
     }
 
     /// The disk's images were exchanged: it goes on.

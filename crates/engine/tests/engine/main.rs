@@ -19,6 +19,7 @@ mod many;
 mod monitor;
 mod moves;
 mod overlaps;
+mod pauses;
 mod rig;
 mod space;
 mod statistics;

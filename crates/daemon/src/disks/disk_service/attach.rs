@@ -71,6 +71,7 @@ impl DiskService {
             self.remember_access(name, order.access)?;
         }
         locked(&self.troubles).remove(name);
+        self.count_snapshots(&found);
         Ok(self.describe(&found, true))
     }
 
@@ -368,7 +369,7 @@ impl DiskService {
     }
 
     /// Detaches a disk.
-    fn take_down(&self, live: &Arc<Attached>, claim: Option<Claim>) -> Outcome<()> {
+    pub(super) fn take_down(&self, live: &Arc<Attached>, claim: Option<Claim>) -> Outcome<()> {
         // First no new clients are accepted, then the existing ones are disconnected.
         if !self.live.remove(live.name()) {
             // Another command is detaching it.

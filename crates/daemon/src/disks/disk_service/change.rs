@@ -9,6 +9,7 @@ use tidegate_api::disk as api;
 use tidegate_api::name::Name;
 use tidegate_api::or_default::OrDefault;
 use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_api::snapshot::Snapshots;
 use tidegate_api::units::Span;
 use tidegate_core::layout::LayoutOrder;
 use tidegate_core::units as core;
@@ -255,8 +256,13 @@ impl DiskService {
         self.disk(name)
     }
 
-    /// Deletes a disk and its data.
+    /// Deletes a disk without snapshots, and its data.
     pub(crate) fn delete(&self, name: &Name) -> Outcome<()> {
+        self.delete_with(name, Snapshots::Keep)
+    }
+
+    /// Deletes a disk and its data.
+    pub(crate) fn delete_with(&self, name: &Name, snapshots: Snapshots) -> Outcome<()> {
         let what = format!("cannot delete disk {name}");
         let claim = self.claim(name, &what)?;
         let found = self.find(name)?;
@@ -264,6 +270,10 @@ impl DiskService {
             return Err(attached(name, what, "its guests would lose their data"));
         }
         must_be_home(&found).map_err(|e| e.within(&what))?;
+        if snapshots == Snapshots::Keep {
+            self.must_have_no_snapshots(&found, "they would be lost")
+                .map_err(|e| e.within(&what))?;
+        }
         if found.descriptor.has_layout() {
             self.delete_members(&found, &what)?;
         } else {
@@ -283,6 +293,7 @@ impl DiskService {
             disks.remove(name);
         })?;
         locked(&self.troubles).remove(name);
+        locked(&self.snapshot_counts).remove(name);
         tracing::info!(disk = %name, "deleted");
         Ok(())
     }

@@ -87,6 +87,11 @@ impl Claim {
         self.change(|claimed| claimed.detach = Detach::Overdue);
     }
 
+    /// The disk is detached, and the command goes on.
+    pub(super) fn detach_has_ended(&self) {
+        self.change(|claimed| claimed.detach = Detach::None);
+    }
+
     fn change(&self, change: impl FnOnce(&mut Claimed)) {
         if let Some(claimed) = self.0.claims.table().get_mut(&self.0.name) {
             change(claimed);

@@ -69,6 +69,8 @@ impl DiskService {
             .datastore(&order.to)
             .map_err(|e| e.within(&what))?;
         must_be_movable(&source, &settings, order).map_err(|e| e.within(&what))?;
+        self.must_have_no_snapshots(&source, "they do not move with it")
+            .map_err(|e| e.within(&what))?;
         self.must_be_in_place(&live).map_err(|e| e.within(&what))?;
         let moving = self
             .begin_move(live, source, order, settings)

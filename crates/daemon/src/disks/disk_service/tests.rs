@@ -38,6 +38,7 @@ mod nested;
 mod outdated;
 mod pooled;
 mod relocate;
+mod snapshots;
 mod threads;
 mod transfer;
 

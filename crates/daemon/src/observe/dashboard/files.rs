@@ -51,6 +51,7 @@ files! {
     "disk.js" "text/javascript; charset=utf-8";
     "curve.js" "text/javascript; charset=utf-8";
     "policy.js" "text/javascript; charset=utf-8";
+    "snapshots.js" "text/javascript; charset=utf-8";
     "caches.js" "text/javascript; charset=utf-8";
     "threads.js" "text/javascript; charset=utf-8";
     "events.js" "text/javascript; charset=utf-8";

@@ -79,6 +79,10 @@ families! {
         "Bytes that a guest sees.";
     DISK_ALLOCATED: Gauge "tidegate_disk_allocated_bytes" ["disk, datastore"]
         "Bytes that the disk's images take on their datastores.";
+    DISK_SNAPSHOTS: Gauge "tidegate_disk_snapshots" ["disk, datastore"]
+        "Snapshots of the disk; absent for a disk that has had none since it was attached.";
+    DISK_OLDEST_SNAPSHOT: Gauge "tidegate_disk_oldest_snapshot_timestamp_seconds" ["disk, datastore"]
+        "When its oldest snapshot was taken, in seconds since 1970; absent without snapshots.";
     DISK_MEMBER_STATE: Gauge "tidegate_disk_member_state" ["disk, datastore, member, state"]
         "1 for the current state of a member of the disk's layout, 0 for the others; `datastore` is the member's.";
     DISK_REBUILD: Gauge "tidegate_disk_rebuild_bytes" ["disk, datastore, member"]
