@@ -497,8 +497,19 @@ mod tests {
             code(Failure::Failed(refused.clone())),
             format!("{:?}", Errno::EBUSY)
         );
-        let named = refused.clone().with_errno(tree::Errno::TooBig);
-        assert_eq!(code(Failure::Failed(named)), format!("{:?}", Errno::E2BIG));
+        for (named, expected) in [
+            (tree::Errno::NoEntry, Errno::ENOENT),
+            (tree::Errno::NotADirectory, Errno::ENOTDIR),
+            (tree::Errno::IsADirectory, Errno::EISDIR),
+            (tree::Errno::Access, Errno::EACCES),
+            (tree::Errno::Invalid, Errno::EINVAL),
+            (tree::Errno::TooBig, Errno::E2BIG),
+            (tree::Errno::Again, Errno::EAGAIN),
+            (tree::Errno::Io, Errno::EIO),
+        ] {
+            let problem = refused.clone().with_errno(named);
+            assert_eq!(code(Failure::Failed(problem)), format!("{expected:?}"));
+        }
         assert_eq!(
             code(Failure::Unreachable(refused)),
             format!("{:?}", Errno::ESHUTDOWN)

@@ -92,6 +92,10 @@ fn a_disk_moves_between_threads_and_says_how_long_it_paused() {
         let script = "print(h.pread(4096, 8192) == b'tide' * 1024)";
         assert_eq!(nbdsh_on(&uri, script).trim(), "True");
     }
+    let begun = Instant::now();
+    while !(daemon.run(&["events"])).contains("an administrator ordered it (from=") {
+        assert!(begun.elapsed() < PATIENCE, "the moves are no events");
+    }
     // A locked thread gets no disk, and one with disks is not removed.
     let here = daemon.run(&["get", "/device/db1/thread"]);
     let here = here.trim();

@@ -175,4 +175,19 @@ mod tests {
         let expected = [(0, 0), (600, 599), (1_200, 599)];
         assert_eq!(admitted, expected.map(|it| [it; 3]).concat());
     }
+
+    #[test]
+    fn the_failures_of_few_actions_are_remembered() {
+        let mut findings = Findings::default();
+        let mut is_event = |disk: usize| {
+            let disk = DiskId(u32::try_from(disk).expect("few"));
+            let failed = decision(0, Action::Move { disk, to: 1 }, full(0));
+            findings.admit(&failed, true).is_some()
+        };
+        assert!((0..FAILURES).all(&mut is_event));
+        assert!(!is_event(0));
+        // One more, and the oldest is forgotten.
+        assert!(is_event(FAILURES));
+        assert!(is_event(0) && !is_event(FAILURES));
+    }
 }

@@ -499,27 +499,34 @@ fn threads_are_created_locked_and_removed() {
     nothing_is_left(&engine);
 }
 
-/// Clients that do nothing have a receive on the old ring: it is cancelled, so that the thread can be parked.
+/// Clients that do nothing have a receive on the old ring, and so has an image over NBD: they are cancelled, so that the thread
+/// can be parked.
 #[test]
 fn idle_clients_keep_no_thread_from_parking() {
-    let engine = engine(2);
-    let disk = attach(&engine, memory::open(SIZE).expect("it opens"));
-    let mut clients: Vec<Client> = (0..8).map(|_| client(&disk)).collect();
-    let from = disk.thread();
-    for client in &mut clients {
-        client.write(0, &[1; 512]).expect("a write");
+    let place = tempdir();
+    let elsewhere = engine(1);
+    let served = attach(&elsewhere, memory::open(SIZE).expect("it opens"));
+    let (_server, over_nbd) = over_nbd(place.path(), &served, all_abilities());
+    for opened in [memory::open(SIZE).expect("it opens"), over_nbd] {
+        let engine = engine(2);
+        let disk = attach(&engine, opened);
+        let mut clients: Vec<Client> = (0..8).map(|_| client(&disk)).collect();
+        let from = disk.thread();
+        for client in &mut clients {
+            client.write(0, &[1; 512]).expect("a write");
+        }
+        disk.move_to(1 - from).expect("it moves");
+        engine.lock_thread(from).expect("the other one is active");
+        engine.remove_thread(from).expect("it is locked and empty");
+        eventually("the thread is parked", || {
+            engine.thread_states()[from] == ThreadState::Parked
+        });
+        for client in &mut clients {
+            assert_eq!(client.read(0, 1), Ok(vec![1]));
+        }
+        disk.detach(PATIENCE).expect("the disk is detached");
+        nothing_is_left(&engine);
     }
-    disk.move_to(1 - from).expect("it moves");
-    engine.lock_thread(from).expect("the other one is active");
-    engine.remove_thread(from).expect("it is locked and empty");
-    eventually("the thread is parked", || {
-        engine.thread_states()[from] == ThreadState::Parked
-    });
-    for client in &mut clients {
-        assert_eq!(client.read(0, 1), Ok(vec![1]));
-    }
-    disk.detach(PATIENCE).expect("the disk is detached");
-    nothing_is_left(&engine);
 }
 
 /// Commands and moves meet: none is lost, whichever thread it was sent to.

@@ -20,6 +20,7 @@ use tidegate_core::layout::cache::CacheMode;
 use tidegate_core::layout::{
     CacheReport, LayoutOrder, LayoutReport, LayoutSpec, MemberState, Target,
 };
+use tidegate_core::request::Fault;
 use tidegate_core::round_robin::{IoClass, Share, Weight};
 use tidegate_engine::control::{Control, Settings, UnderControl};
 use tidegate_engine::datastore::OpenedImage;
@@ -385,6 +386,18 @@ fn is_changed_while_it_moves(layout: LayoutSpec, changes: u32, all: &[&str]) {
             while !over.load(Ordering::Relaxed) {
                 let to = usize::try_from(random.below(3)).expect("few");
                 disk.move_to(to).expect("it moves");
+            }
+        });
+        scope.spawn(|| {
+            // A file's answer comes from the blocking worker, while the disk may be on another thread.
+            let mut asking = client(&disk);
+            let all = u32::try_from(SIZE).expect("small");
+            while !over.load(Ordering::Relaxed) {
+                let found = asking.try_extents(0, all);
+                assert!(
+                    matches!(found, Ok(_) | Err(Fault::Unsupported)),
+                    "{found:?}"
+                );
             }
         });
         let _end = End(&over);

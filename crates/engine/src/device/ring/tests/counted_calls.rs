@@ -199,7 +199,9 @@ fn adaptive_saves_a_fifth_of_the_calls_at_depth_32_and_changes_nothing_at_depth_
         let [off, fixed, adaptive] = counted.map(Counted::calls_per_completion);
         // A call at the end may cover a completion that is not taken yet.
         assert!(adaptive <= most_calls * off + 0.001, "{depth}: {counted:?}");
-        assert!(fixed <= off + 0.001, "{depth}: {counted:?}");
+        // At depth 1 each completion is the last one.
+        let most_fixed = if depth == 1 { 1.0 } else { 0.6 };
+        assert!(fixed <= most_fixed * off + 0.001, "{depth}: {counted:?}");
         let [without, _, with] = counted.map(|counted| counted.completed as f64);
         assert!(with >= 0.97 * without, "{depth}: {counted:?}");
         if depth == 1 {
