@@ -233,6 +233,18 @@ pub trait Layout: Send {
         None
     }
 
+    /// An I/O has come to the layout above all others, whose targets are the disk's. If the whole of it goes to one place of a
+    /// target as it is, that is the answer, as of [`Map::One`]. Otherwise [`Layout::map`] is called.
+    fn at_once(
+        &mut self,
+        _op: Op,
+        _flags: Flags,
+        _offset: u64,
+        _len: u64,
+    ) -> Option<(Target, u64)> {
+        None
+    }
+
     /// An I/O has come to this layout.
     fn map(&mut self, cx: &mut LayoutCx<'_>, io: &LayoutIo) -> Map;
 

@@ -295,12 +295,12 @@ impl Stack {
     pub(crate) fn flow(&mut self, cx: &mut StackCx<'_>) {
         let inside = &mut self.inside;
         if inside.layout.is_some() {
-            let ended = [
-                &mut self.leaving,
-                &mut self.lower_leaving,
-                &mut self.sub_leaving,
-            ];
-            cx.leave_layouts(inside, ended);
+            if !self.leaving.is_empty() {
+                cx.leave_targets(inside, &mut self.leaving);
+            }
+            if !(self.lower_leaving.is_empty() && self.sub_leaving.is_empty()) {
+                cx.leave_layouts(inside, &mut self.lower_leaving, &mut self.sub_leaving);
+            }
         }
         if !self.leaving.is_empty() {
             let bottom = inside.layers.len();

@@ -9,7 +9,7 @@
 //! - P2 a sub-block's bytes are durable before a header says that the extent has it
 //! - P3 a flush flushes the members, then writes the headers that changed, and is answered then
 //! - P4 an extent is not used again before a durable header has it no more, and nothing is under way there
-//! - P5 an extent reads as zeroes before it is used first
+//! - P5 an extent reads as zeroes before it is used first; otherwise whole sub-blocks of it are written, and seen afterwards
 //! - P6 a sub-block of an older generation is copied before a part of it is written; nobody else writes it meanwhile
 //! - P7 a snapshot has what was answered before it, and nothing that comes later
 //! - P8 a discard of what an older generation has leaves a mark that hides it
@@ -21,7 +21,7 @@
 //!   read  ──> index ──> record that sees all of it ──> One
 //!                  └──> several, or none ──> sub-I/Os and zeroes
 //!   write ──> index ──> record of this generation ──> One
-//!                  └──> none: zeroed extent, record
+//!                  └──> none: zeroed extent, record ──> One
 //!                  └──> an older one: copy to an extent of this generation, record
 //! ```
 //!
@@ -51,7 +51,7 @@ pub use intent::Intent;
 use intent::IntentState;
 use open::Opening;
 use ops::{Wait, Waiting, Writing};
-use records::{MOVING, Table};
+use records::Table;
 use relocate::{Both, Relocation};
 use resync::Rebuilds;
 use root::RootState;
@@ -67,6 +67,7 @@ mod changed;
 mod column;
 mod commit;
 mod deletion;
+mod direct;
 mod forest;
 mod gate;
 mod index;
@@ -288,34 +289,6 @@ impl Pool {
         self.forest.shown()
     }
 
-    /// Whether a write goes to one place at once: all of it is in sub-blocks that the current generation has there.
-    #[inline]
-    fn in_place(&self, io: &LayoutIo) -> Option<Map> {
-        if io.len == 0 || io.len > self.left_of_extent(io.offset) || !self.gate.is_open() {
-            return None;
-        }
-        let place = self.table.first(self.extent_at(io.offset))?;
-        let record = self.table.at(place);
-        let wanted = self.range_bits(io.offset, io.len);
-        let is_own = record.generation == self.current()
-            && record.flags & MOVING == 0
-            && !Table::is_mark(place);
-        if !is_own || record.seen & wanted != wanted {
-            return None;
-        }
-        if io.flags.has(Flags::FUA) && !self.is_durable(place) {
-            return None;
-        }
-        let (target, offset) = self.address(place, io.offset);
-        Some(Map::One { target, offset })
-    }
-
-    /// Whether no crash changes what is at a place.
-    fn is_durable(&self, place: u32) -> bool {
-        let header = &self.table.chunk(self.table.chunk_of(place)).header;
-        !header.is_dirty() && !self.space.has_unwritten() && !self.root.is_doubtful
-    }
-
     /// Goes on with whatever may go on after something has changed.
     fn go_on(&mut self, cx: &mut LayoutCx<'_>) {
         if !self.is_open() || self.view.is_some() {
@@ -360,16 +333,27 @@ impl Layout for Pool {
         self.begin_opening(cx);
     }
 
+    fn at_once(&mut self, op: Op, flags: Flags, offset: u64, len: u64) -> Option<(Target, u64)> {
+        self.look_up(op, flags, offset, len)
+    }
+
     fn map(&mut self, cx: &mut LayoutCx<'_>, io: &LayoutIo) -> Map {
         match io.op {
             Op::Read => self.map_read(cx, io),
             Op::Write | Op::WriteZeroes | Op::Discard if self.view.is_some() => {
                 Map::Done(Err(Fault::ReadOnly))
             }
-            Op::Write => match self.in_place(io) {
-                Some(map) if self.heat_at(io.offset) => map,
-                _ => self.take_op(cx, io),
-            },
+            Op::Write => {
+                let found = match self.direct(io.op, io.flags, io.offset, io.len) {
+                    Some(found) if self.heat_at(io.offset) => Some(found),
+                    Some(_) => None,
+                    None => self.first_write(cx, io),
+                };
+                match found {
+                    Some((target, offset)) => Map::One { target, offset },
+                    None => self.take_op(cx, io),
+                }
+            }
             Op::WriteZeroes | Op::Discard => self.take_op(cx, io),
             Op::Flush if self.view.is_some() => Map::Done(Ok(())),
             Op::Flush => {
@@ -378,7 +362,7 @@ impl Layout for Pool {
                 Map::Issued
             }
             Op::Extents => self.map_extents(io),
-            Op::Prefetch => match self.one_source(io) {
+            Op::Prefetch => match self.direct(Op::Read, io.flags, io.offset, io.len) {
                 Some((target, offset)) => Map::One { target, offset },
                 None => Map::Done(Ok(())),
             },

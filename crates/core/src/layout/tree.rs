@@ -109,6 +109,16 @@ struct Node {
     below: Below,
 }
 
+/// What the layout above all others says of an I/O that has come.
+pub(crate) enum AtOnce {
+    /// It goes to this place as it is.
+    Place(Target, u64),
+    /// The layout is to map it.
+    Asked,
+    /// The layout is a cache.
+    Cached,
+}
+
 /// What a layout's targets are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Below {
@@ -494,6 +504,22 @@ impl Tree {
         Some(Hit { target, ..hit })
     }
 
+    /// Asks the layout above all others where an I/O goes as it is; the target is the disk's.
+    #[inline(always)]
+    pub(crate) fn at_once(&mut self, io: &Io) -> AtOnce {
+        let root = &mut self.nodes[usize::from(self.root)];
+        let first = match root.below {
+            Below::Targets(first) => first,
+            Below::Nodes(_) => return AtOnce::Asked,
+            Below::Cached { .. } => return AtOnce::Cached,
+        };
+        let found = root.layout.at_once(io.op, io.flags, io.offset, io.len);
+        // No cache is above: all targets are members.
+        found.map_or(AtOnce::Asked, |(target, at)| {
+            AtOnce::Place(Target(first + target.0), at + self.members.data_at)
+        })
+    }
+
     /// The checksum of the next block of a read that the layout above all others checks.
     #[inline]
     pub(crate) fn checked(&mut self, mark: u64, sum: u32) -> Check {
@@ -529,6 +555,7 @@ impl Tree {
     }
 
     /// An I/O is mapped to a target.
+    #[inline]
     pub(crate) fn placed(&mut self, io: &mut Io) {
         // One that has failed, and goes somewhere else, stays where it was counted.
         if io.fence == 0 {
@@ -571,6 +598,7 @@ impl Tree {
     }
 
     /// A target has been given this I/O.
+    #[inline]
     pub(crate) fn begun(&mut self, io: &mut Io, now: Time) {
         let load = &mut self.loads[usize::from(io.target.0)];
         if load.in_flight == 0 {
@@ -582,6 +610,7 @@ impl Tree {
     }
 
     /// A target has completed this I/O.
+    #[inline]
     pub(crate) fn ended(&mut self, io: &mut Io, now: Time, outcome: Outcome) {
         self.left(io);
         let load = &mut self.loads[usize::from(io.target.0)];

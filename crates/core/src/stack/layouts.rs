@@ -13,7 +13,7 @@ use crate::filter::{IN_LAYOUT, Io, Origin, Way};
 use crate::iocontrol::Cost;
 use crate::layout::cache::policy::Exported;
 use crate::layout::pool::{Changes, Generation, Searched};
-use crate::layout::tree::Due;
+use crate::layout::tree::{AtOnce, Due};
 use crate::layout::{
     BlockIo, BlockOutcome, CacheChange, Layout, LayoutCommand, LayoutCx, LayoutIo, LayoutOrder,
     LayoutReport, LayoutSpec, Map, Members, OrderRefusal, Ordered, Refusal, SubIo, TREE, Target,
@@ -273,7 +273,7 @@ impl Stack {
         {
             let io = cx.ios.inside_mut(id);
             io.parked = None;
-            if io.op == Op::Read && cx.exit.hit(&mut self.inside, io) {
+            if cx.exit.sends_at_once(&mut self.inside, io) {
                 continue;
             }
             let offset = io.offset;
@@ -324,6 +324,7 @@ impl Inside {
 
 impl StackExit<'_> {
     /// Whether an I/O that has passed all filters goes on to the layouts; otherwise it waits for the disk's limits.
+    #[inline(always)]
     fn passes_limits(&mut self, io: &mut Io, level: u8) -> bool {
         io.offered = self.now;
         let members = self.qos.members.as_mut();
@@ -333,6 +334,28 @@ impl StackExit<'_> {
         io.parked = Some((level, Way::Down));
         self.waits = true;
         false
+    }
+
+    /// Gives an I/O to its target if the layout above all others has nothing to do with it but to say where that is.
+    /// Returns whether it did.
+    #[inline(always)]
+    fn sends_at_once(&mut self, inside: &mut Inside, io: &mut Io) -> bool {
+        let level = level_u8(inside.layers.len());
+        let Some(tree) = inside.layout.as_deref_mut() else {
+            return false;
+        };
+        let (target, at) = match tree.at_once(io) {
+            AtOnce::Place(target, at) => (target, at),
+            AtOnce::Asked => return false,
+            AtOnce::Cached => return io.op == Op::Read && self.hit(inside, io),
+        };
+        (io.target, io.at, io.node) = (target, at, tree.root());
+        tree.placed(io);
+        self.offer_target(io, level);
+        if io.parked.is_none() {
+            tree.begun(io, self.now);
+        }
+        true
     }
 
     /// Gives an I/O to what a layout calls a target, unless that is a layout, which it returns.
@@ -364,6 +387,7 @@ impl StackExit<'_> {
     }
 
     /// Starts an I/O on its target, or queues it in the scheduler of the target's datastore.
+    #[inline(always)]
     fn offer_target(&mut self, io: &mut Io, level: u8) {
         (io.cost, io.times) = (Cost(0), 0);
         let (now, target) = (self.now, io.target);
@@ -438,12 +462,9 @@ impl StackCx<'_> {
     #[inline(never)]
     pub(super) fn map_all(&mut self, inside: &mut Inside, ids: &mut Vec<IoId>) {
         let (bottom, root) = (level_u8(inside.layers.len()), inside.root());
-        for id in ids.drain(..) {
+        for &id in &*ids {
             let io = self.ios.inside_mut(id);
-            if !self.exit.passes_limits(io, bottom) {
-                continue;
-            }
-            if io.op == Op::Read && self.exit.hit(inside, io) {
+            if !self.exit.passes_limits(io, bottom) || self.exit.sends_at_once(inside, io) {
                 continue;
             }
             let offset = io.offset;
@@ -451,6 +472,7 @@ impl StackCx<'_> {
                 self.mapped(inside, id, node, map);
             }
         }
+        ids.clear();
     }
 
     /// Lets a layout map an I/O, and those below it, until it is with a target or a layout has taken it.
@@ -489,19 +511,24 @@ impl StackCx<'_> {
         }
     }
 
-    /// Passes I/Os that targets have completed through the layouts: guests', filters' and the layouts' own.
+    /// Passes I/Os that targets have completed through the layouts: filters' and the layouts' own. Guests' have passed before.
     #[cold]
     #[inline(never)]
-    pub(super) fn leave_layouts(&mut self, inside: &mut Inside, ended: [&mut Vec<IoId>; 3]) {
-        let [guests, filters, own] = ended;
-        self.leave_targets(inside, guests);
+    pub(super) fn leave_layouts(
+        &mut self,
+        inside: &mut Inside,
+        filters: &mut Vec<IoId>,
+        own: &mut Vec<IoId>,
+    ) {
         self.leave_targets(inside, filters);
         self.leave_targets(inside, own);
         self.return_to_layouts(inside, own);
     }
 
     /// Counts I/Os that targets have completed. Asks layouts about those that failed or were not read well.
-    fn leave_targets(&mut self, inside: &mut Inside, ids: &mut Vec<IoId>) {
+    #[cold]
+    #[inline(never)]
+    pub(super) fn leave_targets(&mut self, inside: &mut Inside, ids: &mut Vec<IoId>) {
         let tree = inside.layout.as_deref_mut().expect("the disk has layouts");
         let (mut failed, mut marks) = (false, 0);
         for id in &*ids {

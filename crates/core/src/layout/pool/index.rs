@@ -96,9 +96,13 @@ impl Index {
         self.directory[entry] as usize
     }
 
-    /// The first record of an extent. `extent_of` says of which extent a record is.
-    #[inline]
-    pub(super) fn find(&self, extent: u32, extent_of: impl Fn(u32) -> u32) -> Option<u32> {
+    /// The first record of an extent, and what `of_extent` has found at it: something if it is one of this extent.
+    #[inline(always)]
+    pub(super) fn find<T>(
+        &self,
+        extent: u32,
+        of_extent: impl Fn(u32) -> Option<T>,
+    ) -> Option<(u32, T)> {
         let hash = self.hash(extent);
         let segment = &self.segments[self.segment(hash)];
         let mut at = segment.slot(hash);
@@ -107,8 +111,8 @@ impl Index {
             if record == NONE {
                 return None;
             }
-            if extent_of(record) == extent {
-                return Some(record);
+            if let Some(found) = of_extent(record) {
+                return Some((record, found));
             }
             at = (at + 1) & (segment.slots.len() - 1);
         }
@@ -250,7 +254,8 @@ mod tests {
         }
         assert!(map.len() > 5_000);
         for extent in 0..1 << 15 {
-            assert_eq!(index.find(extent, extent_of), map.get(&extent).copied());
+            let found = index.find(extent, |record| (extent_of(record) == extent).then_some(()));
+            assert_eq!(found.map(|(record, ())| record), map.get(&extent).copied());
         }
         assert_eq!(index.iter().count(), map.len());
     }
@@ -264,7 +269,8 @@ mod tests {
             index.insert(extent, extent, |record| record);
         }
         assert_eq!((index.directory.len(), index.segments.len()), (1, 1));
-        assert!((0..5_000).all(|extent| index.find(extent, |r| r) == Some(extent)));
-        assert_eq!(index.find(5_000, |record| record), None);
+        let find = |extent| index.find(extent, |record| (record == extent).then_some(()));
+        assert!((0..5_000).all(|extent| find(extent) == Some((extent, ()))));
+        assert_eq!(find(5_000), None);
     }
 }

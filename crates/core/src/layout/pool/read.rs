@@ -4,7 +4,7 @@
 //! - a read changes nothing, and waits for nothing but its targets
 
 use super::records::Table;
-use super::{Pool, READ, SUB_BLOCKS};
+use super::{Pool, READ};
 use crate::layout::{LayoutCx, LayoutIo, Map, SubIo, Target};
 use crate::request::{Fault, Op};
 use alloc::vec::Vec;
@@ -17,27 +17,8 @@ struct Piece {
 }
 
 impl Pool {
-    /// Where a range is, if one record sees all of it.
-    #[inline]
-    pub(super) fn one_source(&self, io: &LayoutIo) -> Option<(Target, u64)> {
-        if io.len == 0 || io.len > self.left_of_extent(io.offset) {
-            return None;
-        }
-        let first = self.table.first(self.extent_at(io.offset))?;
-        let wanted = self.range_bits(io.offset, io.len);
-        let place = match self.table.at(first).seen & wanted == wanted {
-            true => first,
-            false => {
-                let sees = |place: &u32| self.table.at(*place).seen & wanted == wanted;
-                let mut chain = self.table.chain(self.extent_at(io.offset));
-                chain.by_ref().take(SUB_BLOCKS as usize).find(sees)?
-            }
-        };
-        (!Table::is_mark(place)).then(|| self.address(place, io.offset))
-    }
-
     pub(super) fn map_read(&mut self, cx: &mut LayoutCx<'_>, io: &LayoutIo) -> Map {
-        if let Some((target, offset)) = self.one_source(io) {
+        if let Some((target, offset)) = self.direct(io.op, io.flags, io.offset, io.len) {
             return Map::One { target, offset };
         }
         let pieces = self.pieces_of(io.offset, io.len);
@@ -106,7 +87,7 @@ impl Pool {
 
     /// Which parts of a range have data: the first of them, as its target says. What lies nowhere has no target to ask.
     pub(super) fn map_extents(&self, io: &LayoutIo) -> Map {
-        match self.one_source(io) {
+        match self.direct(Op::Read, io.flags, io.offset, io.len) {
             Some((target, offset)) => Map::One { target, offset },
             None => Map::Done(Err(Fault::Unsupported)),
         }

@@ -18,7 +18,6 @@ use super::index::{Index, NONE};
 use super::setup::{EXTENTS_MAX, Grant};
 use crate::layout::Target;
 use alloc::boxed::Box;
-use alloc::vec;
 use alloc::vec::Vec;
 
 /// The most sources of one extent: each has a sub-block at least.
@@ -102,7 +101,8 @@ pub(super) struct Chunk {
     pub(super) target: Target,
     /// Where its first extent is on its member, in bytes.
     pub(super) at: u64,
-    records: Box<[Record]>,
+    /// How many extents it has.
+    extents: u32,
     /// Its marks.
     pub(super) marks: Vec<u32>,
     /// Extents that are [`Space::Free`].
@@ -143,9 +143,14 @@ struct Mark {
     chunk: u32,
 }
 
+/// The records of a grant's extents: those that the grant has come first.
+type Records = Box<[Record; EXTENTS_MAX as usize]>;
+
 /// See the module.
 pub(super) struct Table {
     index: Index,
+    /// By the number of the grant. Apart from the rest of it, because each lookup is here.
+    records: Vec<Option<Records>>,
     chunks: Vec<Option<Chunk>>,
     free_chunks: Vec<u32>,
     marks: Vec<Mark>,
@@ -158,20 +163,21 @@ pub(super) struct Table {
     scratch: Vec<u32>,
 }
 
-#[inline]
-fn record<'a>(chunks: &'a [Option<Chunk>], marks: &'a [Mark], place: u32) -> &'a Record {
+#[inline(always)]
+fn record<'a>(records: &'a [Option<Records>], marks: &'a [Mark], place: u32) -> &'a Record {
     if place & MARKS != 0 {
         return &marks[(place & !MARKS) as usize].record;
     }
-    let chunk = chunks[(place / EXTENTS_MAX) as usize].as_ref();
-    let chunk = chunk.expect("a record names a grant that the disk has");
-    &chunk.records[(place % EXTENTS_MAX) as usize]
+    let of_grant = records[(place / EXTENTS_MAX) as usize].as_ref();
+    let of_grant = of_grant.expect("a record names a grant that the disk has");
+    &of_grant[(place % EXTENTS_MAX) as usize]
 }
 
 impl Table {
     pub(super) fn new(key: u64) -> Table {
         Table {
             index: Index::new(key),
+            records: Vec::new(),
             chunks: Vec::new(),
             free_chunks: Vec::new(),
             marks: Vec::new(),
@@ -190,16 +196,16 @@ impl Table {
 
     #[inline]
     pub(super) fn at(&self, place: u32) -> &Record {
-        record(&self.chunks, &self.marks, place)
+        record(&self.records, &self.marks, place)
     }
 
     fn at_mut(&mut self, place: u32) -> &mut Record {
         if place & MARKS != 0 {
             return &mut self.marks[(place & !MARKS) as usize].record;
         }
-        let chunk = self.chunks[(place / EXTENTS_MAX) as usize].as_mut();
-        let chunk = chunk.expect("a record names a grant that the disk has");
-        &mut chunk.records[(place % EXTENTS_MAX) as usize]
+        let of_grant = self.records[(place / EXTENTS_MAX) as usize].as_mut();
+        let of_grant = of_grant.expect("a record names a grant that the disk has");
+        &mut of_grant[(place % EXTENTS_MAX) as usize]
     }
 
     /// The grant that has a place, or its mark.
@@ -255,7 +261,7 @@ impl Table {
 
     /// Adds a grant with so many extents. Returns its number.
     pub(super) fn add_chunk(&mut self, add: NewChunk) -> u32 {
-        let mut records = vec![Record::free(Space::Free); add.extents as usize];
+        let mut records = Box::new([Record::free(Space::Free); EXTENTS_MAX as usize]);
         if add.has_headers {
             records[0] = Record::free(Space::Metadata);
         }
@@ -265,7 +271,7 @@ impl Table {
             grant: add.grant,
             target: add.target,
             at: add.at,
-            records: records.into_boxed_slice(),
+            extents: add.extents,
             marks: Vec::new(),
             free: match add.owner {
                 0 => add.extents - u32::from(add.has_headers),
@@ -280,14 +286,18 @@ impl Table {
         match self.free_chunks.pop() {
             Some(number) => {
                 self.chunks[number as usize] = Some(chunk);
+                self.records[number as usize] = Some(records);
                 number
             }
             None => {
                 if self.chunks.len() == self.chunks.capacity() {
-                    // A quarter more, not twice as many: most of a pool's memory is here.
-                    self.chunks.reserve_exact((self.chunks.len() / 4).max(8));
+                    // A quarter more, not twice as many: there are many of them.
+                    let more = (self.chunks.len() / 4).max(8);
+                    self.chunks.reserve_exact(more);
+                    self.records.reserve_exact(more);
                 }
                 self.chunks.push(Some(chunk));
+                self.records.push(Some(records));
                 self.chunks_end() - 1
             }
         }
@@ -297,6 +307,7 @@ impl Table {
     pub(super) fn remove_chunk(&mut self, number: u32) -> Chunk {
         let chunk = self.chunks[number as usize].take();
         let chunk = chunk.expect("a grant is removed once");
+        self.records[number as usize] = None;
         self.free_chunks.push(number);
         if !chunk.is_closed {
             self.free -= u64::from(chunk.free);
@@ -366,7 +377,9 @@ impl Table {
 
     /// The extents of a grant.
     pub(super) fn records(&self, number: u32) -> impl Iterator<Item = (u32, &Record)> {
-        let records = self.chunk(number).records.iter();
+        let extents = self.chunk(number).extents as usize;
+        let records = self.records[number as usize].iter();
+        let records = records.flat_map(move |of_grant| &of_grant[..extents]);
         (number * EXTENTS_MAX..).zip(records)
     }
 
@@ -433,9 +446,17 @@ impl Table {
     /// The first record of an extent.
     #[inline]
     pub(super) fn first(&self, extent: u32) -> Option<u32> {
-        let (chunks, marks) = (&self.chunks, &self.marks);
-        self.index
-            .find(extent, |place| record(chunks, marks, place).extent)
+        self.first_record(extent).map(|(place, _)| place)
+    }
+
+    /// The first record of an extent, with its place.
+    #[inline(always)]
+    pub(super) fn first_record(&self, extent: u32) -> Option<(u32, &Record)> {
+        let (records, marks) = (&self.records[..], &self.marks[..]);
+        self.index.find(extent, |place| {
+            let record = record(records, marks, place);
+            (record.extent == extent).then_some(record)
+        })
     }
 
     /// The records of an extent: those that are seen come first.
@@ -522,6 +543,46 @@ impl Table {
         gone.iter().for_each(|place| self.link_after_seen(*place));
     }
 
+    /// An extent without records gets its only one: a place that was zeroed has these sub-blocks of it.
+    pub(super) fn put_only(&mut self, place: u32, extent: u32, generation: u16, bits: u16) {
+        let was = self.at(place).space();
+        assert_eq!(was, Some(Space::Zeroed), "it reads as zeroes");
+        self.chunk_mut(place / EXTENTS_MAX).mapped += 1;
+        *self.at_mut(place) = Record {
+            extent,
+            next: NONE,
+            generation,
+            flags: 0,
+            bits,
+            seen: bits,
+        };
+        self.insert(extent, place);
+    }
+
+    /// The place of a generation that can have these sub-blocks too, of which nobody has any: it reads as zeroes there.
+    pub(super) fn fresh_at(&self, extent: u32, generation: u16, wanted: u16) -> Option<u32> {
+        let mut own = None;
+        let seen = |place: &u32| self.at(*place).seen != 0;
+        for place in self.chain(extent).take_while(seen) {
+            let record = self.at(place);
+            let is_own = record.generation == generation && !Table::is_mark(place);
+            if record.seen & wanted != 0 {
+                return None;
+            }
+            if is_own && record.flags == 0 {
+                own = own.or(Some(place));
+            }
+        }
+        own
+    }
+
+    /// A place that the disk sees something of gets more sub-blocks, of which nobody has any.
+    pub(super) fn extend(&mut self, place: u32, bits: u16) {
+        let record = self.at_mut(place);
+        record.bits |= bits;
+        record.seen |= bits;
+    }
+
     fn link_first(&mut self, place: u32) {
         let extent = self.at(place).extent;
         match self.first(extent) {
@@ -531,11 +592,16 @@ impl Table {
             }
             None => {
                 self.at_mut(place).next = NONE;
-                let (chunks, marks) = (&self.chunks, &self.marks);
-                self.index
-                    .insert(extent, place, |it| record(chunks, marks, it).extent);
+                self.insert(extent, place);
             }
         }
+    }
+
+    /// An extent that has no record gets its first one.
+    fn insert(&mut self, extent: u32, place: u32) {
+        let (records, marks) = (&self.records[..], &self.marks[..]);
+        self.index
+            .insert(extent, place, |it| record(records, marks, it).extent);
     }
 
     fn link_after_seen(&mut self, place: u32) {
@@ -559,9 +625,9 @@ impl Table {
             let before = before.expect("the chain has this record");
             self.at_mut(before).next = next;
         } else if next == NONE {
-            let (chunks, marks) = (&self.chunks, &self.marks);
+            let (records, marks) = (&self.records[..], &self.marks[..]);
             self.index
-                .remove(extent, place, |it| record(chunks, marks, it).extent);
+                .remove(extent, place, |it| record(records, marks, it).extent);
         } else {
             self.index.replace(extent, place, next);
         }
@@ -669,11 +735,9 @@ impl Table {
     #[cfg(test)]
     pub(super) fn bytes(&self) -> usize {
         let chunks = self.chunks.capacity() * size_of::<Option<Chunk>>();
-        let records = self.chunks.iter().flatten();
-        let records: usize = records
-            .map(|it| it.records.len() * size_of::<Record>())
-            .sum();
-        self.index.bytes() + chunks + records
+        let each = self.records.capacity() * size_of::<Option<Records>>();
+        let records = self.records.iter().flatten().count() * size_of::<[Record; 64]>();
+        self.index.bytes() + chunks + each + records
     }
 }
 

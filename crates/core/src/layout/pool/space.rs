@@ -250,7 +250,7 @@ impl Pool {
     }
 
     /// The next free extent, on another column than the last one if there is one.
-    fn pick_free(&mut self) -> Option<u32> {
+    pub(super) fn pick_free(&mut self) -> Option<u32> {
         while let Some(first) = self.space.with_free.front().copied()
             && self.table.chunk(first).free == 0
         {

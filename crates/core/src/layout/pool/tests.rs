@@ -4,6 +4,7 @@ use super::*;
 use crate::layout::{LayoutNotice, Refusal};
 use world::{EXTENT, Job, SUB, World};
 
+mod direct;
 mod model;
 mod relocation;
 mod rules;

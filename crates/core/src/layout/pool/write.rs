@@ -1,8 +1,9 @@
 //! Writes to a pool's disk that need a place first, or more than one.
 //!
-//! A write to a sub-block that nobody has goes to a zeroed extent of the current generation at once. One to a sub-block that an
-//! older generation has goes to such an extent too, which the disk sees once the whole sub-block is there: if only a part is
-//! written, the rest is copied through the arena.
+//! A write to a sub-block that nobody has goes to a zeroed extent of the current generation at once. Whole sub-blocks go to an
+//! extent that is not zeroed, if there is one. So a large write is not written twice. One to a sub-block that an older
+//! generation has goes to an extent of the current one too. The disk sees such sub-blocks once they are there as a whole. If
+//! only a part is written, the rest is copied through the arena.
 //!
 //! # Always true
 //! - while a sub-block is copied, its range is locked: other writes and discards of it wait
@@ -94,7 +95,7 @@ impl Pool {
         let data = data_of(io, at);
         let place = match how {
             How::InPlace(place) => place,
-            _ => match self.own_place(extent) {
+            _ => match self.own_place(extent, self.is_whole(at, len)) {
                 Some(place) => place,
                 None => return Step::Wait(Wait::Space),
             },
@@ -196,9 +197,14 @@ impl Pool {
         run
     }
 
+    /// Whether a range is whole sub-blocks.
+    pub(super) fn is_whole(&self, at: u64, len: u64) -> bool {
+        (at | len) & ((1 << self.shifts.0) - 1) == 0
+    }
+
     /// The extent of the current generation that more sub-blocks of an extent of the disk can go to. If there is none, it gets
-    /// one that is free and zeroed.
-    pub(super) fn own_place(&mut self, extent: u32) -> Option<u32> {
+    /// one that is free: for `whole` ones it need not be zeroed.
+    pub(super) fn own_place(&mut self, extent: u32, whole: bool) -> Option<u32> {
         let current = self.current();
         let fits = |place: &u32| {
             let record = self.table.at(*place);
@@ -213,8 +219,15 @@ impl Pool {
             .chain(extent)
             .filter(|it| Table::is_mark(*it) && self.table.at(*it).generation == current)
             .collect();
-        let place = self.space.take_zeroed()?;
-        self.table.put(place, extent, current, 0, 0);
+        let unzeroed = match whole && marks.is_empty() {
+            true => self.pick_free(),
+            false => None,
+        };
+        let (place, flags) = match unzeroed {
+            Some(place) => (place, USED_BEFORE),
+            None => (self.space.take_zeroed()?, 0),
+        };
+        self.table.put(place, extent, current, 0, flags);
         self.forest.at_mut(current).extents += 1;
         // What was hidden reads as zeroes here as well.
         let hidden = marks.iter().map(|mark| self.table.at(*mark).bits);

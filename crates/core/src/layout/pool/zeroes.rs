@@ -84,7 +84,7 @@ impl Pool {
             cx.issue(PIECE | u64::from(op), sub);
             return Step::Done(len);
         }
-        match self.own_place(extent) {
+        match self.own_place(extent, false) {
             Some(place) if !self.heat(place) => Step::Wait(Wait::Intent),
             Some(place) => self.copy_part(cx, op, io, [Some(from), Some(place)], at, len, None),
             None => Step::Wait(Wait::Space),
@@ -154,7 +154,7 @@ impl Pool {
         if io.op == Op::Discard {
             return None;
         }
-        match self.own_place(extent) {
+        match self.own_place(extent, false) {
             Some(place) => {
                 self.claim(place, rest);
                 None
