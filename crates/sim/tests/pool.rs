@@ -62,12 +62,22 @@ fn whichever_io_fails_a_pool_loses_nothing_that_was_answered() {
     let discard = Act::Guest(request(Op::Discard, Flags::NONE, 0, SUB_BLOCK));
     let zeroes = Act::Guest(request(Op::WriteZeroes, Flags::FUA, 3, 2 * SUB_BLOCK));
     let of_clone = Act::GuestOfClone(request(Op::Write, Flags::FUA, 1, 2));
-    let workloads: [&[Act]; 6] = [
+    let released = [
+        write(1, Flags::NONE),
+        flush,
+        discard,
+        write(1, Flags::NONE),
+        flush,
+        write(1, Flags::FUA),
+    ];
+    let workloads: [&[Act]; 7] = [
         &[write(1, Flags::FUA), write(300, Flags::NONE), flush],
         &[write(1, Flags::NONE), Act::Snapshot, write(1, Flags::FUA)],
         &[discard, Act::Snapshot, Act::Delete, flush, Act::Detach],
         &[write(1, Flags::FUA), Act::Rollback, write(2, Flags::FUA)],
         &[Act::Clone, of_clone, Act::Remove, write(1, Flags::FUA)],
+        // What was released is in a header that fails, and the write with FUA in another one.
+        &released,
         &[zeroes, Act::AddColumn, Act::Snapshot, Act::Detach],
     ];
     for acts in workloads {

@@ -259,8 +259,8 @@ fn play(
 }
 
 /// Fails I/O number n of these acts, for n = 0, 1, 2 ... until there is no such I/O: once, and from then on for its
-/// column. Each act has ended before the next one. Afterwards the disks work without another start. Returns how many I/Os
-/// there were.
+/// column; a write has happened nevertheless, or not. Each act has ended before the next one. Then either the disks work
+/// without another start, or a crash takes everything that is not durable. Returns how many I/Os there were.
 ///
 /// # Errors
 /// What does not hold, with the trace of the run.
@@ -273,28 +273,21 @@ pub fn fail_each(setup: &Setup, acts: &[Act]) -> Result<u64, Failure> {
             (Fault::Gone, false),
             (Fault::Gone, true),
         ] {
-            let mut world = prepared(&formatted);
-            world.record();
-            world.fail_later(Failing {
+            let failing = Failing {
                 after,
                 fault,
                 lasts,
-            });
-            for act in acts {
-                act.run(&mut world);
-                world.finish();
-            }
-            failed |= world.has_failed();
-            world.go_on_after_faults();
-            let choices = &mut RecordedChoices::new(&[]);
-            world.verify(choices);
-            world.crash(choices);
-            world.verify(choices);
-            if let Some(what) = world.breach() {
-                return Err(Failure {
-                    what: format!("I/O {after} fails with {fault:?}, lasting {lasts}: {what}"),
-                    trace: world.trace().to_vec(),
-                });
+            };
+            for (goes_on, other) in [(true, false), (false, false), (false, true)] {
+                let mut world = prepared(&formatted);
+                world.record();
+                failed |= fail_one(&mut world, acts, failing, goes_on, other);
+                if let Some(what) = world.breach() {
+                    return Err(Failure {
+                        what: format!("{failing:?}, goes on: {goes_on}, {other}: {what}"),
+                        trace: world.trace().to_vec(),
+                    });
+                }
             }
         }
         if !failed {
@@ -302,4 +295,29 @@ pub fn fail_each(setup: &Setup, acts: &[Act]) -> Result<u64, Failure> {
         }
     }
     Ok(u64::MAX)
+}
+
+/// Returns whether there was such an I/O.
+fn fail_one(world: &mut World, acts: &[Act], failing: Failing, goes_on: bool, other: bool) -> bool {
+    if other {
+        world.let_others_happen();
+    }
+    world.fail_later(failing);
+    for act in acts {
+        act.run(world);
+        world.finish();
+    }
+    let failed = world.has_failed();
+    match goes_on {
+        true => world.go_on_after_faults(),
+        false => {
+            world.repair();
+            world.crash(&mut Always(1));
+        }
+    }
+    let choices = &mut RecordedChoices::new(&[]);
+    world.verify(choices);
+    world.crash(choices);
+    world.verify(choices);
+    failed
 }

@@ -92,7 +92,7 @@ struct Pending {
     issued: u64,
     /// Whether all its sub-blocks were the current generation's own when it was submitted.
     has_space: bool,
-    /// Whether the disk was refused a grant when the request was answered.
+    /// Whether the disk was refused a grant when the request was answered, and had no space that becomes free.
     is_refused: bool,
 }
 
@@ -185,14 +185,19 @@ impl World {
         self.shard.handle(self.now, event, &mut self.out);
         for effect in &self.out {
             if let Effect::Answer {
+                disk,
                 token,
                 outcome: Err(Fault::NoSpace),
                 ..
             } = effect
-                && let Some(pending) = self.pending.get_mut(&token.0)
             {
-                let seat = self.seats.get(&pending.seat);
-                pending.is_refused = seat.is_some_and(|seat| seat.is_refused);
+                let report = self.report(disk.0);
+                let has_some = report.is_some_and(|it| it.free + it.zeroed + it.releasing > 0);
+                let seat = self.seats.get(&disk.0);
+                let is_refused = seat.is_some_and(|seat| seat.is_refused) && !has_some;
+                if let Some(pending) = self.pending.get_mut(&token.0) {
+                    pending.is_refused = is_refused;
+                }
             }
         }
         self.effects.extend(self.out.drain(..));
@@ -249,6 +254,11 @@ impl World {
     /// Plans I/Os that fail.
     pub fn fail_later(&mut self, failing: Failing) {
         self.failing = Some(failing);
+    }
+
+    /// Of writes that fail, those happen nevertheless that would not have happened, and the other way round.
+    pub fn let_others_happen(&mut self) {
+        self.completed += 1;
     }
 
     /// Whether the planned I/O has failed.

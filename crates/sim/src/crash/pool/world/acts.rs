@@ -2,7 +2,7 @@
 //!
 //! An act that the daemon would refuse does nothing.
 
-use super::daemon::Ordered;
+use super::daemon::{Deed, Ordered};
 use super::{COLUMNS_MAX, Holding, Kind, Leaving, VIEWS, World, seat_of};
 use crate::crash::SECTOR;
 use crate::crash::pool::oracle::Disk;
@@ -186,7 +186,8 @@ impl World {
         }
     }
 
-    /// The pool gets one more column, and each disk that nothing else is done to a layout that knows it.
+    /// The pool gets one more column. Each disk that nothing else is done to learns of it: every other one by an order, the
+    /// others with another layout.
     pub fn add_column(&mut self) {
         if self.catalog.columns() == COLUMNS_MAX {
             return;
@@ -195,9 +196,13 @@ impl World {
         self.note(|| "the pool has one more column".to_owned());
         for disk in self.catalog.disks() {
             let number = seat_of(disk);
-            if self.is_free(disk)
-                && let Some(seat) = self.seats.get_mut(&number)
-            {
+            if !self.is_free(disk) {
+                continue;
+            }
+            if disk.0.is_multiple_of(2) {
+                self.deeds
+                    .push_back(Deed::Order(number, LayoutOrder::AddMember));
+            } else if let Some(seat) = self.seats.get_mut(&number) {
                 seat.holding = Holding::Asked;
                 self.handle(Event::Hold {
                     disk: DiskId(number),

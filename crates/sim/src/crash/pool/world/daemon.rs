@@ -125,9 +125,17 @@ impl World {
         let answers = |effect: &Effect| matches!(effect, Effect::LayoutOrdered { disk, .. } if disk.0 == number);
         let last = self.effects.iter().rposition(answers);
         let answer = last.and_then(|at| self.effects.remove(at));
-        let Some(seat) = self.seats.get(&number) else {
+        let Some(seat) = self.seats.get_mut(&number) else {
             return;
         };
+        let is_done = matches!(
+            &answer,
+            Some(Effect::LayoutOrdered {
+                outcome: Ok(()),
+                ..
+            })
+        );
+        seat.columns += u8::from(is_done && order == LayoutOrder::AddMember);
         let is_used = seat.opened == Some(Ok(())) && seat.holding == Holding::No;
         match answer {
             Some(Effect::LayoutOrdered {
@@ -432,11 +440,14 @@ impl World {
     }
 }
 
-/// Whether an order says what space there is.
+/// Whether an order says what space there is, or where.
 fn is_of_space(order: LayoutOrder) -> bool {
     matches!(
         order,
-        LayoutOrder::Grant { .. } | LayoutOrder::NoSpace | LayoutOrder::SpaceAvailable
+        LayoutOrder::Grant { .. }
+            | LayoutOrder::NoSpace
+            | LayoutOrder::SpaceAvailable
+            | LayoutOrder::AddMember
     )
 }
 
