@@ -762,19 +762,21 @@ fn experiments_are_listed_the_published_ones_first() {
     let names = tidegate(&["lab", "list", "-o", "name"]).out;
     let names: Vec<&str> = names.lines().collect();
     assert_eq!(
-        names[..6],
+        names[..8],
         [
             "sioc-1",
             "sioc-2",
             "sioc-3",
             "sioc-4",
             "sioc-ssd",
-            "flash-cache"
+            "flash-cache",
+            "vsan-scaling",
+            "pools"
         ]
     );
     assert!(names.contains(&"row-04-reservation"));
     assert_eq!(
-        names[6..11],
+        names[8..13],
         [
             "io-threads",
             "dense-mode",
@@ -784,7 +786,7 @@ fn experiments_are_listed_the_published_ones_first() {
         ]
     );
     let published = tidegate(&["lab", "list", "--published", "-o", "name"]).out;
-    assert_eq!(published.lines().count(), 11);
+    assert_eq!(published.lines().count(), 13);
     let shown = tidegate(&["lab", "show", "sioc-3"]).out;
     for says in [
         "phases of 300 s",

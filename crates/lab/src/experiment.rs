@@ -48,13 +48,15 @@ const FILES: &[&str] = include!(concat!(env!("OUT_DIR"), "/scenarios.rs"));
 
 /// The published experiments that are built: those on I/O control in the order in which they were published, then those on
 /// I/O threads, then the A/B tests.
-pub const PUBLISHED: [&str; 11] = [
+pub const PUBLISHED: [&str; 13] = [
     "sioc-1",
     "sioc-2",
     "sioc-3",
     "sioc-4",
     "sioc-ssd",
     "flash-cache",
+    "vsan-scaling",
+    "pools",
     "io-threads",
     "dense-mode",
     "filter-overhead",
@@ -322,6 +324,10 @@ impl Experiment {
     pub fn only_simulated(&self) -> Option<&'static str> {
         if play::frees_flash(&self.scenario) {
             return Some("its disks have the flash in turn, which only the simulator can play");
+        }
+        let mut all = self.scenario.configurations.iter();
+        if all.any(|own| own.pool.is_some()) {
+            return Some("its disks are in pools, which only the simulator plays so far");
         }
         (!self.scenario.faults.is_empty())
             .then_some("it has faults, which only the simulator can play")

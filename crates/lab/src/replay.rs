@@ -237,6 +237,7 @@ fn traced_disk(trace: &Arc<Trace>, pace: Pace) -> Disk {
         members: vec![0],
         cached: false,
         working_set: None,
+        fresh: false,
         scan: None,
         workload: Workload::Trace {
             trace: Arc::clone(trace),

@@ -133,6 +133,8 @@ pub struct Disk {
     pub cached: bool,
     /// The bytes within which random accesses are, with the popularity of recorded ones.
     pub working_set: Option<u64>,
+    /// Whether a pool has no space for it before it is written.
+    pub fresh: bool,
     /// Bytes of the requests of a scan beside the workload.
     pub scan: Option<u64>,
     /// Its guest's workload.

@@ -90,6 +90,7 @@ impl Accounts {
             members: vec![0],
             cached: false,
             working_set: None,
+            fresh: false,
             scan: None,
             workload: disk.workload(),
         });

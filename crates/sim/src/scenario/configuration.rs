@@ -1,14 +1,15 @@
-//! The arrays and caches that a scenario compares.
+//! The arrays, caches and pools that a scenario compares.
 //!
 //! Each is a configuration with a name. The scenario is run once for each that an expectation names.
 
 use super::raw::RawConfiguration;
-use super::{Scenario, ScenarioError, Variant, datastore, wrong};
+use super::{Scenario, ScenarioError, Variant, datastore, within, wrong};
+use tidegate_core::layout::MAX_TARGETS;
 use tidegate_core::layout::cache::policy::Params;
 use tidegate_core::units::Span;
 use tidegate_model::ArraySpec;
 
-/// An array with or without a cache in front of it.
+/// An array with or without a cache in front of it, or with pools.
 #[derive(Clone, Debug)]
 pub struct Configuration {
     /// Its name.
@@ -17,6 +18,17 @@ pub struct Configuration {
     pub array: ArraySpec,
     /// The cache.
     pub cache: Option<FlashCache>,
+    /// The hosts' pools.
+    pub pool: Option<PoolPlan>,
+}
+
+/// The pools of a configuration: one of each host, over its part of the arrays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolPlan {
+    /// How much of its space disks have once all of them are full, in percent.
+    pub allocated: u32,
+    /// How many of the host's arrays it has; all, if there is no number.
+    pub groups: Option<usize>,
 }
 
 /// The caches of all cached disks together. Each host has its part on two devices that have the same bytes.
@@ -56,9 +68,53 @@ pub(super) fn configurations(
             name: raw.name.clone(),
             array: own.unwrap_or_else(|| array.clone()),
             cache: cache(raw)?,
+            pool: pool(raw)?,
         });
     }
     Ok(all)
+}
+
+fn pool(raw: &RawConfiguration) -> Result<Option<PoolPlan>, ScenarioError> {
+    let Some(allocated) = raw.pool else {
+        return match raw.groups {
+            None => Ok(None),
+            Some(_) => wrong(format!("configuration `{}` needs `pool`", raw.name)),
+        };
+    };
+    if raw.cache.is_some() {
+        return wrong("a configuration has a pool or a cache, not both");
+    }
+    Ok(Some(PoolPlan {
+        allocated: within("pool", allocated, 1, 100)?,
+        groups: raw.groups.map(|groups| groups as usize),
+    }))
+}
+
+/// Refuses pools that have no arrays, or disks with a layout.
+pub(super) fn check(scenario: &Scenario) -> Result<(), ScenarioError> {
+    let (arrays, hosts) = (scenario.datastore.arrays, scenario.hosts.len());
+    for plan in scenario.configurations.iter().filter_map(|own| own.pool) {
+        if !arrays.is_multiple_of(hosts) {
+            return wrong(format!(
+                "{arrays} arrays cannot be divided among {hosts} hosts"
+            ));
+        }
+        let each = arrays / hosts;
+        if each > MAX_TARGETS || plan.groups.is_some_and(|own| own == 0 || own > each) {
+            return wrong(format!(
+                "a pool has 1 to {MAX_TARGETS} groups, and its host {each} arrays"
+            ));
+        }
+    }
+    let has_pools = scenario.configurations.iter().any(|own| own.pool.is_some());
+    let laid_out = scenario.disks.iter().find(|disk| !disk.layout.is_plain());
+    match laid_out.filter(|_| has_pools) {
+        Some(disk) => wrong(format!(
+            "disk `{}` has a layout and cannot be in a pool",
+            disk.name
+        )),
+        None => Ok(()),
+    }
 }
 
 fn cache(raw: &RawConfiguration) -> Result<Option<FlashCache>, ScenarioError> {
@@ -91,6 +147,11 @@ impl Scenario {
     pub fn array(&self, variant: &Variant) -> &ArraySpec {
         let own = self.configurations.get(variant.configuration);
         own.map_or(&self.datastore.array, |own| &own.array)
+    }
+
+    /// The pools of a variant.
+    pub fn pool(&self, variant: &Variant) -> Option<PoolPlan> {
+        self.configurations.get(variant.configuration)?.pool
     }
 
     /// The cache of a variant.

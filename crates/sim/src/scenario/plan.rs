@@ -87,6 +87,7 @@ pub(super) fn plan(raw: RawScenario) -> Result<Scenario, ScenarioError> {
         datastore,
     };
     layout::check(&scenario)?;
+    configuration::check(&scenario)?;
     let settling = raw.settling.map_or(Span::from_secs(5), |length| length.0);
     for mut raw in raw.quality {
         // It is about each phase.
@@ -181,6 +182,7 @@ fn disk(
         members,
         cached: raw.cached,
         working_set: raw.working_set.map(|size| size.0),
+        fresh: raw.fresh,
         scan: raw.scan.map(|size| size.0),
     })
 }

@@ -55,6 +55,11 @@ pub(crate) struct RawConfiguration {
     pub(crate) broker: Option<Length>,
     /// What the cache keeps: `auto` (the default), or a policy that is always used.
     pub(crate) policy: Option<String>,
+    /// Disks are in a pool of their host, whose space they have up to so many percent once all of them are full. Default:
+    /// no pools.
+    pub(crate) pool: Option<u32>,
+    /// How many of its arrays the pool of each host has. Default: all.
+    pub(crate) groups: Option<u32>,
 }
 
 /// The datastore.
@@ -158,6 +163,9 @@ pub(crate) struct RawDisk {
     pub(crate) cached: bool,
     /// Random accesses are within so many bytes, and as popular as recorded ones. Default: anywhere, and equally popular.
     pub(crate) working_set: Option<Size>,
+    /// Whether a pool has no space for it before it is written. Default: all of it has its place.
+    #[serde(default)]
+    pub(crate) fresh: bool,
     /// One more guest reads the whole disk in order, again and again, in requests of so many bytes.
     pub(crate) scan: Option<Size>,
     pub(crate) workload: RawWorkload,

@@ -2,7 +2,8 @@
 //!
 //! The world above drives schedulers alone, over one array. A mirror's rebuild or a stripe needs what stands above them:
 //! here the hosts' I/O threads are the core's own shards. [`run`] is called for scenarios with a layout or with
-//! several arrays. There are no faults and no checks of limits in this world. `cached.rs` has the disks' caches.
+//! several arrays. There are no faults and no checks of limits in this world. `cached.rs` has the disks' caches, `pooled.rs`
+//! the hosts' pools.
 //!
 //! # Always true
 //! - The same scenario, variant and seed give the same fingerprint. There is no other source of randomness, and no clock.
@@ -22,6 +23,7 @@ mod broker;
 mod cached;
 mod host;
 mod io_path;
+mod pooled;
 mod schedule;
 
 use self::broker::Part;
@@ -65,6 +67,8 @@ enum Event {
     Sample,
     /// The brokers of flash look at their disks.
     Broker,
+    /// The daemon of a pool's disk has recorded a grant for it.
+    Grant(usize),
     /// The scenario ends. Every disk must still be served.
     Ends,
     /// Guests stop.
@@ -99,6 +103,8 @@ struct Disk {
     flash: Option<u64>,
     /// How large that part is, if a broker changes it.
     part: Option<Part>,
+    /// How many grants of a pool it has.
+    grants: usize,
     /// Requests that were not answered.
     pending: Vec<IoId>,
 }
@@ -162,6 +168,8 @@ struct World<'a> {
     queue: Queue<Event>,
     datastores: Vec<Datastore>,
     hosts: Vec<Host>,
+    /// By host; empty if there are none.
+    pools: Vec<pooled::Pool>,
     disks: Vec<Disk>,
     phase: usize,
     requests: Slab<Request>,
@@ -244,6 +252,7 @@ impl<'a> World<'a> {
                 attached: false,
                 flash: None,
                 part: None,
+                grants: 0,
                 pending: Vec::new(),
             });
         }
@@ -255,6 +264,7 @@ impl<'a> World<'a> {
             queue: Queue::new(),
             datastores,
             hosts: Vec::new(),
+            pools: pooled::pools(scenario, variant),
             disks,
             phase: 0,
             requests: Slab::with_capacity(1_024),
@@ -357,6 +367,7 @@ impl<'a> World<'a> {
             Event::Joins(host) => self.join(host),
             Event::Sample => self.sample(),
             Event::Broker => self.broker_turn(),
+            Event::Grant(disk) => self.give_grant(disk),
             Event::Ends => self.scenario_ends(),
             Event::Stop => self.disks.iter_mut().for_each(|disk| disk.guest.stop()),
             Event::End => {

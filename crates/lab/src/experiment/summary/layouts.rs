@@ -21,8 +21,13 @@ pub(super) fn use_of(disk: &Disk) -> String {
     let scan = disk.scan.map(bytes);
     let scan = scan.map(|size| format!(", beside a scan by {size}"));
     let cached = if disk.cached { "; cached" } else { "" };
+    let fresh = if disk.fresh {
+        "; a pool has none of it at first"
+    } else {
+        ""
+    };
     format!(
-        "{}{}{cached}",
+        "{}{}{cached}{fresh}",
         set.unwrap_or_default(),
         scan.unwrap_or_default()
     )
@@ -63,6 +68,10 @@ mod tests {
         let why = summary.only_simulated.expect("daemons do not play it");
         assert!(why.contains("in turn"), "{why}");
         assert_eq!(entry("flash-cache", 100).summary().only_simulated, None);
+        for name in ["pools", "vsan-scaling"] {
+            let why = entry(name, 100).summary().only_simulated;
+            assert!(why.is_some_and(|why| why.contains("pools")), "{name}");
+        }
         assert_eq!(summary.ways, ["with a cache", "with no cache"]);
         let SetUp::Scenario(set_up) = &summary.set_up else {
             panic!("it is a scenario");

@@ -105,6 +105,9 @@ impl World<'_> {
 
     /// The array of a target, and where the target begins on it.
     pub(super) fn place_of(&self, disk: usize, target: Target) -> (usize, u64) {
+        if let Some(column) = self.column_of(disk, target) {
+            return column;
+        }
         let plan = &self.scenario.disks[disk];
         let target = usize::from(target.0);
         match plan.members.get(target) {

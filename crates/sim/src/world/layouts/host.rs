@@ -143,18 +143,20 @@ impl World<'_> {
         let mut uuid = [0; 16];
         uuid[..8].copy_from_slice(&(disk as u64 + 1).to_le_bytes());
         let members = Members::new(uuid, plan.size, plan.members.len());
-        let tree = match self.cache_of(disk) {
+        let (cache, pooled) = (self.cache_of(disk), self.pooled(disk));
+        let tree = match cache {
             Some(cache) => Some(Tree::cached(plan.layout, members, cache)),
-            None => Tree::build(plan.layout, members),
+            None => pooled.or_else(|| Tree::build(plan.layout, members)),
         };
+        let arrays = self.arrays_of(disk);
         self.disks[disk].attached = true;
         let is_plain = tree.is_none();
         let stack = Stack::new(Vec::new());
         let is_controlled = !self.hosts[plan.host].governors.is_empty() && !plan.unmanaged;
         let controlled = is_controlled.then(|| {
-            let members = plan.members.iter().map(|array| control_of(*array));
+            let members = arrays.iter().map(|array| control_of(*array));
             Box::new(Controlled {
-                control: control_of(plan.members[0]),
+                control: control_of(arrays[0]),
                 members: members.filter(|_| !is_plain).collect(),
                 key: key(disk),
                 policy: policy(&self.disks[disk].settings),

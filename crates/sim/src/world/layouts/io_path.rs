@@ -133,6 +133,7 @@ impl World<'_> {
     fn noticed(&mut self, disk: usize, notice: LayoutNotice) {
         match notice {
             LayoutNotice::Rebuilding { .. } => {}
+            LayoutNotice::GrantWanted { .. } => self.grant_wanted(disk),
             LayoutNotice::CacheShrunk { chunks } => self.shrunk(disk, chunks),
             LayoutNotice::Rebuilt { .. } if self.after.is_some() => {}
             LayoutNotice::Rebuilt { .. } => self.results.rebuilt.push((self.now, disk)),
