@@ -56,8 +56,8 @@ use relocate::{Both, Relocation};
 use resync::Rebuilds;
 use root::RootState;
 pub use setup::{
-    Ancestor, EXTENTS_MAX, GRANTS_MAX, Generation, GenerationReport, Geometry, Grant, MEMBERS_MAX,
-    PoolReport, PoolSetup, SUB_BLOCKS, Standing,
+    ANCESTORS_MAX, Ancestor, EXTENTS_MAX, GRANTS_MAX, Generation, GenerationReport, Geometry,
+    Grant, MEMBERS_MAX, PoolReport, PoolSetup, SUB_BLOCKS, Standing,
 };
 use space::SpaceState;
 use write::{CopyOf, own_fault};

@@ -14,7 +14,9 @@
 //!   members    member -> group, column, grants, bytes
 //!   groups     group -> layout, tier
 //!   disks      uuid -> grants reserved, tier, name, descriptor
-//!   snapshots  disk, name -> generation, set, moment
+//!   snapshots  disk, name -> generation, set, moment, size, parent
+//!   latest     disk -> its latest snapshot
+//!   clones     disk -> parent, generation
 //!   grants     column, number -> disk, index, life
 //! ```
 
@@ -30,6 +32,10 @@ use tidegate_core::pool::broker::{Broker, NewColumn, NoGrant, Space};
 use super::member_set::MemberSet;
 use crate::os_error::Outcome;
 
+mod snapshots;
+
+pub(crate) use snapshots::{NewSnapshot, Origin};
+
 const COUNTS: TableDefinition<&str, u64> = TableDefinition::new("counts");
 /// Group, column, grants, bytes.
 const MEMBERS: TableDefinition<u16, (u16, u16, u32, u64)> = TableDefinition::new("members");
@@ -37,8 +43,8 @@ const MEMBERS: TableDefinition<u16, (u16, u16, u32, u64)> = TableDefinition::new
 const GROUPS: TableDefinition<u16, (&str, u8)> = TableDefinition::new("groups");
 /// Grants reserved, tier, name, descriptor.
 const DISKS: TableDefinition<u128, (u64, u8, &str, &str)> = TableDefinition::new("disks");
-/// Generation, set, seconds since 1970.
-const SNAPSHOTS: TableDefinition<(u128, &str), (u32, u128, u64)> =
+/// Generation, set, seconds since 1970, bytes of the disk, and the name of the parent; empty: none.
+const SNAPSHOTS: TableDefinition<(u128, &str), (u32, u128, u64, u64, &str)> =
     TableDefinition::new("snapshots");
 /// Disk, index, life.
 const GRANTS: TableDefinition<(u16, u32), (u128, u32, u64)> = TableDefinition::new("grants");
@@ -98,6 +104,22 @@ pub(crate) struct SnapshotRow {
     pub(crate) set: Uuid,
     /// When it was taken, in seconds since 1970.
     pub(crate) at: u64,
+    /// Size of the disk at that time, in bytes.
+    pub(crate) size: u64,
+    /// The snapshot that the disk had as its latest one then.
+    pub(crate) parent: Option<String>,
+}
+
+impl SnapshotRow {
+    fn of((generation, set, at, size, parent): (u32, u128, u64, u64, &str)) -> SnapshotRow {
+        SnapshotRow {
+            generation,
+            set: Uuid(set.to_be_bytes()),
+            at,
+            size,
+            parent: (!parent.is_empty()).then(|| parent.to_owned()),
+        }
+    }
 }
 
 type Db<T> = Result<T, redb::Error>;
@@ -251,6 +273,28 @@ impl Catalog {
         read().map_err(|e| failed(&e))
     }
 
+    /// The disk of this name. Only its row is copied: a pool may have thousands.
+    pub(crate) fn disk_named(&self, name: &str) -> Outcome<Option<(Uuid, DiskRow)>> {
+        let read = || -> Db<_> {
+            let table = self.database.begin_read()?.open_table(DISKS)?;
+            for row in table.iter()? {
+                let (disk, row) = row?;
+                let (reserves, wants, other, descriptor) = row.value();
+                if other == name {
+                    let about = DiskRow {
+                        reserves,
+                        wants: tier_of(wants),
+                        name: name.to_owned(),
+                        descriptor: descriptor.to_owned(),
+                    };
+                    return Ok(Some((Uuid(disk.value().to_be_bytes()), about)));
+                }
+            }
+            Ok(None)
+        };
+        read().map_err(|e| failed(&e))
+    }
+
     /// All snapshots, by disk and name.
     pub(crate) fn snapshots(&self) -> Outcome<BTreeMap<(u128, String), SnapshotRow>> {
         let read = || -> Db<_> {
@@ -258,12 +302,8 @@ impl Catalog {
             let mut rows = BTreeMap::new();
             for row in table.iter()? {
                 let (key, row) = row?;
-                let ((disk, name), (generation, set, at)) = (key.value(), row.value());
-                let snapshot = SnapshotRow {
-                    generation,
-                    set: Uuid(set.to_be_bytes()),
-                    at,
-                };
+                let (disk, name) = key.value();
+                let snapshot = SnapshotRow::of(row.value());
                 rows.insert((disk, name.to_owned()), snapshot);
             }
             Ok(rows)
@@ -363,11 +403,7 @@ impl Catalog {
                 findings.push(format!("{place} is not the only one with its index"));
             }
         }
-        for (disk, name) in self.snapshots()?.into_keys() {
-            if !disks.contains_key(&disk) {
-                findings.push(format!("snapshot {name} has no disk"));
-            }
-        }
+        findings.extend(self.check_snapshots(&disks)?);
         Ok(broker)
     }
 
@@ -409,14 +445,13 @@ impl Catalog {
 
     /// Removes a disk, with its snapshots and grants.
     pub(crate) fn remove_disk(&mut self, disk: Uuid) -> Outcome<()> {
+        self.must_be_no_parent(disk)?;
         let uuid = u128::from_be_bytes(disk.0);
         self.change(|tables| {
             tables.open_table(DISKS)?.remove(uuid)?;
             let mut grants = tables.open_table(GRANTS)?;
             grants.retain(|_, (owner, _, _)| owner != uuid)?;
-            let mut snapshots = tables.open_table(SNAPSHOTS)?;
-            snapshots.retain(|(owner, _), _| owner != uuid)?;
-            Ok(())
+            snapshots::forget(tables, uuid)
         })?;
         self.broker.remove_disk(disk.0);
         Ok(())
@@ -475,25 +510,6 @@ impl Catalog {
         back.map_err(|why| damaged(&format!("a grant is not the disk's: {why:?}")))?;
         self.change(|tables| {
             tables.open_table(GRANTS)?.remove((column, number))?;
-            Ok(())
-        })
-    }
-
-    /// Adds a snapshot of a disk.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "snapshots come with their commands")
-    )]
-    pub(crate) fn put_snapshot(
-        &mut self,
-        disk: Uuid,
-        name: &str,
-        row: &SnapshotRow,
-    ) -> Outcome<()> {
-        let key = (u128::from_be_bytes(disk.0), name);
-        self.change(|tables| {
-            let value = (row.generation, u128::from_be_bytes(row.set.0), row.at);
-            tables.open_table(SNAPSHOTS)?.insert(key, value)?;
             Ok(())
         })
     }

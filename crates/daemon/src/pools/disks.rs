@@ -11,7 +11,7 @@ use tidegate_api::disk::Allocation;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::layout::Target;
-use tidegate_core::layout::pool::{GRANTS_MAX, PoolSetup};
+use tidegate_core::layout::pool::{ANCESTORS_MAX, Ancestor, GRANTS_MAX, PoolSetup};
 use tidegate_core::pool::broker::grants_for;
 use tidegate_core::pool::{GRANT, geometry};
 
@@ -31,12 +31,8 @@ pub(crate) struct DiskOfPool {
 impl OpenPool {
     /// The disk of this name.
     pub(crate) fn disk(&self, name: &Name) -> Outcome<Option<DiskOfPool>> {
-        let mut rows = self.catalog.disks()?.into_iter();
-        let found = rows.find(|(_, row)| row.name == name.as_str());
-        Ok(found.map(|(uuid, row)| DiskOfPool {
-            uuid: Uuid(uuid.to_be_bytes()),
-            row,
-        }))
+        let found = self.catalog.disk_named(name.as_str())?;
+        Ok(found.map(|(uuid, row)| DiskOfPool { uuid, row }))
     }
 
     /// The disk of this name, which must be there.
@@ -65,9 +61,36 @@ impl OpenPool {
             columns: columns.into_iter().map(|(_, target)| target).collect(),
             members: Vec::new(),
             grants: self.catalog.grants_of(disk.uuid)?,
-            ancestors: Vec::new(),
+            ancestors: self.ancestors(disk.uuid)?,
             thick: disk.row.reserves > 0,
         })
+    }
+
+    /// What a disk is a clone of: the nearest first.
+    fn ancestors(&self, disk: Uuid) -> Outcome<Vec<Ancestor>> {
+        let mut ancestors = Vec::new();
+        let mut of = disk;
+        while let Some(origin) = self.catalog.origin_of(of)? {
+            // A circle in a damaged catalog ends here, too.
+            if ancestors.len() >= ANCESTORS_MAX {
+                return Err(too_deep());
+            }
+            ancestors.push(Ancestor {
+                disk: origin.parent.0,
+                grants: self.catalog.grants_of(origin.parent)?,
+                at: origin.generation,
+            });
+            of = origin.parent;
+        }
+        Ok(ancestors)
+    }
+
+    /// Fails if a clone of a disk would have too many ancestors.
+    pub(crate) fn must_not_be_too_deep(&self, parent: Uuid) -> Outcome<()> {
+        match self.ancestors(parent)?.len() {
+            0..ANCESTORS_MAX => Ok(()),
+            _ => Err(too_deep()),
+        }
     }
 
     /// How many members it has.
@@ -172,6 +195,15 @@ impl Catalogs for Pools {
     fn delete(&self, pool: &Name, disk: Uuid) -> Outcome<()> {
         self.with(pool, |open| open.catalog.remove_disk(disk))
     }
+}
+
+fn too_deep() -> Problem {
+    Problem::new(
+        ProblemCode::Unsupported,
+        format!("a clone has at most {ANCESTORS_MAX} ancestors"),
+    )
+    .because("each is read when the clone is attached")
+    .remedy("create a disk, attach both, and copy over NBD, as `nbdcopy FROM TO`")
 }
 
 fn read_row(name: &Name, row: &DiskRow) -> Outcome<Descriptor> {

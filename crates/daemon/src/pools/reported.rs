@@ -33,10 +33,6 @@ impl Reported {
     }
 
     /// Takes out the first report that is wanted. Waits for it so long.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "snapshots come with their commands")
-    )]
     pub(crate) fn take(
         &self,
         is_wanted: impl Fn(&LayoutNotice) -> bool,

@@ -86,7 +86,7 @@ impl Default for Geometry {
 pub const MEMBERS_MAX: usize = 4;
 
 /// The most ancestors of a clone. Origin: chosen; each is read when the clone is attached.
-const ANCESTORS_MAX: usize = 64;
+pub const ANCESTORS_MAX: usize = 64;
 
 /// Blocks before the headers in an extent of metadata: the places of the root, and those of the write-intent record.
 const ROOTS: u64 = 2;

@@ -71,6 +71,9 @@ impl DiskService {
             self.remember_access(name, order.access)?;
         }
         locked(&self.troubles).remove(name);
+        if let Some(live) = self.live.get(name).filter(|_| brought_up) {
+            self.sweep_generations(&found, &live);
+        }
         self.count_snapshots(&found);
         Ok(self.describe(&found, true))
     }

@@ -18,10 +18,6 @@ use crate::os_error::Outcome;
 use crate::pools::grants::InPool;
 use crate::store::Found;
 
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "snapshots come with their commands")
-)]
 pub(super) mod quiet;
 
 /// A pool's disk that is being opened.

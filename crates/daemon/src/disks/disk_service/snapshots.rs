@@ -1,6 +1,7 @@
 //! Commands on snapshots: taken of one disk or of several at a moment, listed, deleted, and made a disk again.
 //!
-//! What a snapshot is depends on where its disk is; [`files`] has those of datastores of kind `dir`. Here is what they share.
+//! What a snapshot is depends on where its disk is; [`files`] has those of datastores of kind `dir`,
+//! [`pooled`] those of pools. Here is what they share.
 //!
 //! # Always true
 //! - The snapshots of a set are taken while the writes of all its disks wait, so they are consistent with each other.
@@ -12,6 +13,7 @@
 //!   prepare all ─ hold all ─ take all ─ go on, all ─ record all
 //! ```
 
+use std::collections::BTreeMap;
 use std::panic::resume_unwind;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -33,26 +35,54 @@ use crate::store::Found;
 use crate::text::new_uuid;
 
 mod files;
+mod pooled;
+
+use files::OfFiles;
+use pooled::OfPool;
 
 /// A disk of which a snapshot is taken, with all that is needed to take it at once. Dropping it lets the disk go on, and
 /// leaves no snapshot unless it was recorded.
-trait Taking: Send {
+enum Taking<'a> {
+    Files(Box<OfFiles<'a>>),
+    Pool(Box<OfPool>),
+}
+
+impl Taking<'_> {
     /// The disk.
-    fn found(&self) -> &Found;
-    /// Lets what is under way end, and lets later writes wait. Nothing to do for a detached disk.
-    fn hold(&mut self) -> Outcome<()>;
+    fn found(&self) -> &Found {
+        match self {
+            Taking::Files(taking) => taking.found(),
+            Taking::Pool(taking) => taking.found(),
+        }
+    }
+
+    /// Lets what is under way end, and lets later writes wait. Nothing to do for a detached disk with an image file.
+    fn hold(&mut self) -> Outcome<()> {
+        match self {
+            Taking::Files(taking) => taking.hold(),
+            Taking::Pool(taking) => taking.hold(),
+        }
+    }
+
     /// Takes the snapshot of a held disk.
-    fn take(&mut self) -> Outcome<()>;
+    fn take(&mut self) -> Outcome<()> {
+        match self {
+            Taking::Files(taking) => taking.take(),
+            Taking::Pool(taking) => taking.take(),
+        }
+    }
+
     /// Lets a held disk go on.
-    fn go(&mut self);
-    /// Makes a snapshot that was taken durable, and gives it its name.
-    fn record(&mut self, moment: &Moment) -> Outcome<Snapshot>;
-    /// Removes what was recorded, because another disk of the set has failed.
-    fn undo(&mut self) -> Outcome<()>;
+    fn go(&mut self) {
+        match self {
+            Taking::Files(taking) => taking.go(),
+            Taking::Pool(taking) => taking.go(),
+        }
+    }
 }
 
 /// What the snapshots of a set have in common.
-struct Moment {
+struct TakenAt {
     /// In seconds since 1970.
     at_s: u64,
     /// None: of one disk.
@@ -64,7 +94,14 @@ impl DiskService {
     pub(crate) fn snapshots(&self, name: &Name) -> Outcome<SnapshotList> {
         let found = self.find(name)?;
         files::must_have_snapshots(&found)?;
-        self.file_snapshots(&found)
+        self.snapshots_of(&found)
+    }
+
+    fn snapshots_of(&self, found: &Found) -> Outcome<SnapshotList> {
+        match found.is_pooled() {
+            true => self.pooled_snapshots(found),
+            false => self.file_snapshots(found),
+        }
     }
 
     /// One snapshot of a disk.
@@ -99,14 +136,16 @@ impl DiskService {
         takings.iter_mut().for_each(|it| it.go());
         let held = held.elapsed();
         taken.map_err(|e| e.within(&what))?;
-        let moment = Moment {
+        let moment = TakenAt {
             at_s: now_s(),
             set: match takings.len() {
                 1 => None,
                 _ => Some(new_uuid()?),
             },
         };
-        let mut snapshots = record_all(&mut takings, &moment).map_err(|e| e.within(&what))?;
+        let mut snapshots = self
+            .record_all(&mut takings, &moment)
+            .map_err(|e| e.within(&what))?;
         self.tell_taken(&takings, &snapshots, held);
         // As the request names them.
         let place = |disk: &Name| names.iter().position(|name| name == disk);
@@ -123,7 +162,10 @@ impl DiskService {
         let _claim = self.claim(name, &what)?;
         let (found, _turn) = self.find_to_change(name)?;
         files::must_have_snapshots(&found)
-            .and_then(|()| self.delete_file_snapshot(&found, snapshot))
+            .and_then(|()| match found.is_pooled() {
+                true => self.delete_pooled_snapshot(&found, snapshot),
+                false => self.delete_file_snapshot(&found, snapshot),
+            })
             .map_err(|e| e.within(&what))?;
         self.count_snapshots(&found);
         let happening = Happening::SnapshotDeleted {
@@ -151,9 +193,11 @@ impl DiskService {
                 .map_err(|e| e.within(&what))?;
             claim.detach_has_ended();
         }
-        let rolled_back = self
-            .roll_files_back(&found, snapshot)
-            .map_err(|e| e.within(&what));
+        let rolled_back = match found.is_pooled() {
+            true => self.roll_pooled_back(&found, snapshot),
+            false => self.roll_files_back(&found, snapshot),
+        };
+        let rolled_back = rolled_back.map_err(|e| e.within(&what));
         drop(turn);
         if live.is_some() {
             let again = self.attach_claimed(&claim, self.remembered_order(name));
@@ -186,7 +230,10 @@ impl DiskService {
         let found = self.find(name).map_err(|e| e.within(&what))?;
         claim.keep(&found.datastore);
         files::must_have_snapshots(&found)
-            .and_then(|()| self.clone_files(&found, snapshot, new))
+            .and_then(|()| match found.is_pooled() {
+                true => self.clone_pooled(&found, snapshot, new),
+                false => self.clone_files(&found, snapshot, new),
+            })
             .map_err(|e| e.within(&what))?;
         let happening = Happening::DiskCloned {
             disk: new.clone(),
@@ -201,7 +248,7 @@ impl DiskService {
         if files::must_have_snapshots(found).is_err() {
             return;
         }
-        let Ok(list) = self.file_snapshots(found) else {
+        let Ok(list) = self.snapshots_of(found) else {
             return;
         };
         let counts = SnapshotCounts {
@@ -216,7 +263,7 @@ impl DiskService {
         if files::must_have_snapshots(found).is_err() {
             return Ok(());
         }
-        let list = self.file_snapshots(found)?.snapshots;
+        let list = self.snapshots_of(found)?.snapshots;
         if list.is_empty() {
             return Ok(());
         }
@@ -249,23 +296,85 @@ impl DiskService {
     }
 
     /// Prepares a snapshot: what takes long is done before the disk waits.
-    fn begin_snapshot(&self, claim: &Claim, snapshot: &Name) -> Outcome<Box<dyn Taking + '_>> {
+    fn begin_snapshot(&self, claim: &Claim, snapshot: &Name) -> Outcome<Taking<'_>> {
         let (found, turn) = self.find_to_change(claim.name())?;
         claim.keep(&found.datastore);
         files::must_have_snapshots(&found)?;
-        Ok(Box::new(self.begin_file_snapshot(found, turn, snapshot)?))
+        Ok(match found.is_pooled() {
+            true => Taking::Pool(Box::new(self.begin_pooled_snapshot(found, snapshot)?)),
+            false => Taking::Files(Box::new(self.begin_file_snapshot(found, turn, snapshot)?)),
+        })
     }
 
-    fn tell_taken(&self, takings: &[Box<dyn Taking + '_>], snapshots: &[Snapshot], held: Duration) {
-        for (taking, snapshot) in takings.iter().zip(snapshots) {
-            self.count_snapshots(taking.found());
+    /// Records all snapshots of a set, or none. Those of a pool are one transaction.
+    fn record_all(&self, takings: &mut [Taking<'_>], moment: &TakenAt) -> Outcome<Vec<Snapshot>> {
+        let mut snapshots = Vec::new();
+        let mut of_files: Vec<&mut OfFiles<'_>> = Vec::new();
+        let mut of_pools: BTreeMap<Name, Vec<&mut OfPool>> = BTreeMap::new();
+        for taking in takings {
+            match taking {
+                Taking::Files(taking) => of_files.push(taking),
+                Taking::Pool(taking) => {
+                    let pool = taking.found().datastore.clone();
+                    of_pools.entry(pool).or_default().push(taking);
+                }
+            }
+        }
+        let mut failed = None;
+        for taking in &mut of_files {
+            match taking.record(moment) {
+                Ok(snapshot) => snapshots.push(snapshot),
+                Err(problem) => {
+                    failed = Some(of_disk(taking.found(), problem));
+                    break;
+                }
+            }
+        }
+        let recorded = snapshots.len();
+        let mut in_pools: Vec<(Name, Vec<Snapshot>)> = Vec::new();
+        for (pool, takings) in &mut of_pools {
+            if failed.is_some() {
+                break;
+            }
+            match self.record_pooled(pool, takings, moment) {
+                Ok(taken) => in_pools.push((pool.clone(), taken)),
+                Err(problem) => failed = Some(problem),
+            }
+        }
+        let Some(mut problem) = failed else {
+            let pooled = in_pools.into_iter().flat_map(|(_, taken)| taken);
+            snapshots.extend(pooled);
+            return Ok(snapshots);
+        };
+        let mut undo = |undone: Outcome<()>| {
+            if let Err(second) = undone {
+                problem = problem.clone().because(second);
+            }
+        };
+        for taking in of_files.iter_mut().take(recorded) {
+            undo(taking.undo());
+        }
+        for (pool, _) in &in_pools {
+            let takings = of_pools.get(pool).into_iter().flatten();
+            takings.for_each(|taking| undo(self.undo_pooled(taking)));
+        }
+        Err(problem)
+    }
+
+    fn tell_taken(&self, takings: &[Taking<'_>], snapshots: &[Snapshot], held: Duration) {
+        for taking in takings {
+            let found = taking.found();
+            self.count_snapshots(found);
+            let Some(snapshot) = snapshots.iter().find(|it| it.disk == found.name) else {
+                continue;
+            };
             tracing::info!(snapshot = %snapshot.full_name(), ?held, "taken");
             let happening = Happening::SnapshotTaken {
                 disk: snapshot.disk.clone(),
                 snapshot: snapshot.name.clone(),
                 held_us: u64::try_from(held.as_micros()).unwrap_or(u64::MAX),
             };
-            self.tell_of(&taking.found().datastore, &taking.found().name, happening);
+            self.tell_of(&found.datastore, &found.name, happening);
         }
     }
 
@@ -299,8 +408,8 @@ fn disks_of(name: &Name, order: &SnapshotCreate) -> Outcome<Vec<Name>> {
 }
 
 /// Holds all disks of a set at the same time: those that are held wait for the slowest.
-fn hold_all(takings: &mut [Box<dyn Taking + '_>]) -> Outcome<()> {
-    let hold = |taking: &mut Box<dyn Taking + '_>| {
+fn hold_all(takings: &mut [Taking<'_>]) -> Outcome<()> {
+    let hold = |taking: &mut Taking<'_>| {
         let held = taking.hold();
         held.map_err(|e| of_disk(taking.found(), e))
     };
@@ -318,31 +427,6 @@ fn hold_all(takings: &mut [Box<dyn Taking + '_>]) -> Outcome<()> {
             .map(|it| it.unwrap_or_else(|panic| resume_unwind(panic)))
             .collect()
     })
-}
-
-/// Records all snapshots of a set, or none.
-fn record_all(takings: &mut [Box<dyn Taking + '_>], moment: &Moment) -> Outcome<Vec<Snapshot>> {
-    let mut snapshots = Vec::new();
-    let mut failed = None;
-    for taking in takings.iter_mut() {
-        match taking.record(moment) {
-            Ok(snapshot) => snapshots.push(snapshot),
-            Err(problem) => {
-                failed = Some(of_disk(taking.found(), problem));
-                break;
-            }
-        }
-    }
-    let Some(problem) = failed else {
-        return Ok(snapshots);
-    };
-    let recorded = takings.iter_mut().take(snapshots.len());
-    Err(
-        recorded.fold(problem, |problem, taking| match taking.undo() {
-            Ok(()) => problem,
-            Err(second) => problem.because(second),
-        }),
-    )
 }
 
 /// The problem of one disk of a set.

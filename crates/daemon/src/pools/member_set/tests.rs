@@ -9,7 +9,7 @@ use tidegate_core::pool::members::{Refusal, Why, judge};
 
 use super::*;
 use crate::os_error::Outcome;
-use crate::pools::catalog::{Catalog, DiskRow, GroupRow, MemberRow, SnapshotRow};
+use crate::pools::catalog::{Catalog, DiskRow, GroupRow, MemberRow, NewSnapshot, SnapshotRow};
 
 const POOL: [u8; 16] = [5; 16];
 const REGION: u64 = 2 << 20;
@@ -286,15 +286,17 @@ fn transaction(catalog: &mut Catalog, nth: usize) -> Outcome<()> {
         1 => catalog.grant(A, 0).map(drop),
         2 => catalog.put_disk(B, &disk("two", 3)),
         3 => catalog.grant(B, 0).map(drop),
-        4 => catalog.put_snapshot(
-            A,
-            "monday",
-            &SnapshotRow {
+        4 => catalog.add_snapshots(&[NewSnapshot {
+            disk: A,
+            name: "monday",
+            row: SnapshotRow {
                 generation: 1,
                 set: B,
                 at: 77,
+                size: 512,
+                parent: None,
             },
-        ),
+        }]),
         // The catalog must grow for this one.
         5 => catalog.put_disk(A, &disk(&"long ".repeat(60_000), 0)),
         6 => catalog.grant(A, 1).map(drop),

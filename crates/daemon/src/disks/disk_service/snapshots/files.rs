@@ -16,7 +16,7 @@ use tidegate_api::snapshot::{Snapshot, SnapshotList};
 
 use super::super::DiskService;
 use super::super::change::{Held, Purpose};
-use super::{Moment, Taking, no_snapshot};
+use super::{TakenAt, no_snapshot};
 use crate::config::plan::filters::file_of;
 use crate::disks::attached::{Attached, Paused};
 use crate::files::Turn;
@@ -47,30 +47,30 @@ impl Drop for OfFiles<'_> {
     }
 }
 
-impl Taking for OfFiles<'_> {
-    fn found(&self) -> &Found {
+impl OfFiles<'_> {
+    pub(super) fn found(&self) -> &Found {
         &self.found
     }
 
-    fn hold(&mut self) -> Outcome<()> {
+    pub(super) fn hold(&mut self) -> Outcome<()> {
         if let Some(live) = &self.live {
             self.paused = Some(live.pause()?);
         }
         Ok(())
     }
 
-    fn take(&mut self) -> Outcome<()> {
+    pub(super) fn take(&mut self) -> Outcome<()> {
         match &self.draft {
             Some(draft) => draft.share(),
             None => Ok(()),
         }
     }
 
-    fn go(&mut self) {
+    pub(super) fn go(&mut self) {
         self.paused = None;
     }
 
-    fn record(&mut self, moment: &Moment) -> Outcome<Snapshot> {
+    pub(super) fn record(&mut self, moment: &TakenAt) -> Outcome<Snapshot> {
         if let Some(draft) = &self.draft {
             draft.publish()?;
         }
@@ -91,7 +91,7 @@ impl Taking for OfFiles<'_> {
         Ok(describe(&self.found, listed))
     }
 
-    fn undo(&mut self) -> Outcome<()> {
+    pub(super) fn undo(&mut self) -> Outcome<()> {
         self.store.write_snapshots(&self.found, &self.list)?;
         self.store.remove_snapshot_image(&self.found, &self.name);
         Ok(())
@@ -162,8 +162,13 @@ impl DiskService {
 
     /// Fails unless a disk can be rolled back, once it is detached.
     pub(super) fn must_be_rollable(&self, found: &Found, snapshot: &Name) -> Outcome<()> {
-        let list = self.store.snapshots(found)?;
-        self.listed(found, &list, snapshot)?;
+        match found.is_pooled() {
+            true => self.must_have_pooled(found, snapshot)?,
+            false => {
+                let list = self.store.snapshots(found)?;
+                self.listed(found, &list, snapshot)?;
+            }
+        }
         let Some(flash) = &found.descriptor.flash else {
             return Ok(());
         };
@@ -199,19 +204,8 @@ impl DiskService {
     pub(super) fn clone_files(&self, found: &Found, snapshot: &Name, new: &Name) -> Outcome<()> {
         let list = self.store.snapshots(found)?;
         let size = self.listed(found, &list, snapshot)?.size;
-        let descriptor = Descriptor {
-            uuid: new_uuid()?,
-            size,
-            // Two disks with one serial number confuse a guest that has both.
-            serial: String::new(),
-            // Two traces in one file are none.
-            filters: filters_of(&found.descriptor),
-            flash: None,
-            moved_to: None,
-            moved_from: None,
-            generation: 0,
-            ..found.descriptor.clone()
-        };
+        let mut descriptor = clone_of(&found.descriptor)?;
+        descriptor.size = size;
         self.store
             .clone_snapshot(found, snapshot, new, &descriptor)?;
         self.agree(
@@ -230,6 +224,22 @@ impl DiskService {
         list.get(snapshot)
             .ok_or_else(|| no_snapshot(&found.name, snapshot))
     }
+}
+
+/// The descriptor of a disk that is made of another one's snapshot, but for its size.
+pub(super) fn clone_of(descriptor: &Descriptor) -> Outcome<Descriptor> {
+    Ok(Descriptor {
+        uuid: new_uuid()?,
+        // Two disks with one serial number confuse a guest that has both.
+        serial: String::new(),
+        // Two traces in one file are none.
+        filters: filters_of(descriptor),
+        flash: None,
+        moved_to: None,
+        moved_from: None,
+        generation: 0,
+        ..descriptor.clone()
+    })
 }
 
 /// The filters of a disk that write no files.
@@ -266,6 +276,9 @@ pub(super) fn must_have_snapshots(found: &Found) -> Outcome<()> {
         .because(why)
     };
     let other = "use a disk on a pool, or a plain disk on a datastore of kind dir on XFS or btrfs: these have snapshots";
+    if found.is_pooled() {
+        return Ok(());
+    }
     if !matches!(found.settings, DatastoreSettings::Dir { .. }) {
         let kind = found.settings.kind();
         return Err(
@@ -289,7 +302,7 @@ pub(super) fn must_have_snapshots(found: &Found) -> Outcome<()> {
 }
 
 /// Fails if a disk's image may lack writes that were answered.
-fn must_be_whole(found: &Found) -> Outcome<()> {
+pub(super) fn must_be_whole(found: &Found) -> Outcome<()> {
     let Some(flash) = &found.descriptor.flash else {
         return Ok(());
     };

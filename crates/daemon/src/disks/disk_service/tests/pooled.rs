@@ -10,6 +10,8 @@ use tidegate_core::layout::{LayoutNotice, LayoutOrder};
 use super::super::pooled::quiet::Quiet;
 use crate::host::nbd::{ExportInfo, Negotiated};
 
+mod snapshots;
+
 /// Five grants on each member, beside 5 MiB of superblocks and catalog.
 const MEMBER: u64 = 330 << 20;
 
