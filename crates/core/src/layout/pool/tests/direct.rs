@@ -76,40 +76,6 @@ fn a_discard_of_an_older_sub_block_is_not_undone_by_a_first_write() {
 }
 
 #[test]
-fn a_first_write_leaves_zeroed_space_to_those_that_wait_for_it() {
-    let mut world = World::new(SIZE);
-    world.gives = false;
-    let all: Vec<u32> = (0..40)
-        .map(|nth| begin(&mut world, nth * EXTENT, 512, 1))
-        .collect();
-    world.run();
-    let waiting = all
-        .iter()
-        .filter(|io| !world.answers.contains_key(io))
-        .count();
-    assert!(waiting > 8);
-    world
-        .pool_order(LayoutOrder::Grant {
-            index: 1,
-            grant: Grant {
-                column: 1,
-                number: 3,
-                life: 77,
-            },
-        })
-        .unwrap();
-    // Space is being zeroed, and is not enough.
-    while let Some(nth) = world.nth(|job| matches!(job, Job::Sub(..))) {
-        world.end(nth);
-        let late = begin(&mut world, 50 * EXTENT, 512, 2);
-        assert!(!is_direct(&world, late));
-        if world.report().waiting as usize <= waiting {
-            break;
-        }
-    }
-}
-
-#[test]
 fn whole_first_writes_are_written_once_and_show_nothing_of_an_earlier_use() {
     let mut world = World::new(SIZE);
     let (before, zeroed) = (world.performed, world.report().zeroed);
