@@ -14,6 +14,7 @@ use utoipa::ToSchema;
 use crate::cache::CacheTarget;
 use crate::dense::DenseConditions;
 use crate::name::Name;
+use crate::pool::PoolLevel;
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -350,6 +351,24 @@ pub enum Happening {
         /// Where it is.
         path: String,
     },
+    /// A pool is fuller than before, or less full: it has passed 70, 85 or 95 % of its space.
+    PoolLevel {
+        /// The pool.
+        pool: Name,
+        /// How full it is.
+        level: PoolLevel,
+        /// Bytes that disks have or have reserved.
+        used_bytes: u64,
+        /// Bytes that disks can use.
+        size_bytes: u64,
+    },
+    /// A pool has no space for a disk, whose writes to new space fail until there is some.
+    PoolFull {
+        /// The pool.
+        pool: Name,
+        /// The disk.
+        disk: Name,
+    },
     /// A disk's part of a flash cache is to change: hits by its curve and shares are worth more elsewhere, or here.
     CacheTarget {
         /// The disk.
@@ -496,6 +515,8 @@ impl Happening {
             Happening::CacheDeviceAdded { .. } => "cache-device-added",
             Happening::CacheDeviceFilled { .. } => "cache-device-filled",
             Happening::CacheDeviceRemoved { .. } => "cache-device-removed",
+            Happening::PoolLevel { .. } => "pool-level",
+            Happening::PoolFull { .. } => "pool-full",
             Happening::CacheTarget { .. } => "cache-target",
             Happening::DenseMode { .. } => "dense-mode",
             Happening::IoThreads { .. } => "io-threads",

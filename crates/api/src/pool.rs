@@ -39,9 +39,23 @@ pub struct Pool {
     pub groups: Vec<PoolGroup>,
     /// How many disks it has.
     pub disks: u64,
+    /// What each disk has, those with most first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub by_disk: Vec<PoolUse>,
     /// Why it cannot be used, if so. The numbers are zero then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
+}
+
+/// What a disk has of its pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PoolUse {
+    /// The disk.
+    pub disk: String,
+    /// Bytes of the pool that it has, with its snapshots.
+    pub granted_bytes: u64,
+    /// Bytes that it has reserved and not taken yet.
+    pub reserved_bytes: u64,
 }
 
 /// How full a pool is.
@@ -256,6 +270,14 @@ pub struct PoolDestroy {
     /// What to do if the pool cannot be opened, and may have disks.
     #[serde(default)]
     pub data: PoolData,
+}
+
+/// A request to use a pool without a member that is lost, though it may have had the newest catalog.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PoolGiveUp {
+    /// The member's number, as the refusal of the pool names it.
+    pub member: u16,
 }
 
 /// A pool that was destroyed.

@@ -21,7 +21,7 @@ use crate::group::{Group, GroupList, GroupSet};
 use crate::job::{DiskExport, DiskImport, Job, JobList};
 use crate::layout::{DiskMove, DiskScrub, MemberAdd, MemberList};
 use crate::pool::{
-    Pool, PoolCheck, PoolCreate, PoolDestroy, PoolDestroyed, PoolGroupAdd, PoolList,
+    Pool, PoolCheck, PoolCreate, PoolDestroy, PoolDestroyed, PoolGiveUp, PoolGroupAdd, PoolList,
 };
 use crate::snapshot::{
     DiskClone, DiskRollback, Snapshot, SnapshotCreate, SnapshotList, SnapshotsTaken,
@@ -194,6 +194,8 @@ routes! {
     POOL: Get "/v1/pools/{name}", Nothing => Pool;
     /// Gives a pool another group.
     POOL_ADD_GROUP: Post "/v1/pools/{name}/groups", PoolGroupAdd => Pool;
+    /// Uses a pool without a member that is lost.
+    POOL_GIVE_UP: Post "/v1/pools/{name}/give-up", PoolGiveUp => Pool;
     /// Checks a pool's catalog.
     POOL_CHECK: Get "/v1/pools/{name}/check", Nothing => PoolCheck;
     /// Destroys a pool without disks.

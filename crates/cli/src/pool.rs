@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use tidegate_api::name::Name;
 use tidegate_api::pool::{
-    Pool as Answer, PoolCheck, PoolCreate, PoolData, PoolDestroy, PoolGroup, PoolGroupAdd,
-    PoolGroupSpec, PoolLevel, PoolList, PoolMember, PoolTier,
+    Pool as Answer, PoolCheck, PoolCreate, PoolData, PoolDestroy, PoolGiveUp, PoolGroup,
+    PoolGroupAdd, PoolGroupSpec, PoolLevel, PoolList, PoolMember, PoolTier,
 };
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_api::routes;
@@ -21,13 +21,14 @@ use crate::{complete, figures, table};
 /// Join files or devices to one space for disks
 ///
 /// A pool keeps a catalog on each of its members: which disk has which part of them. It belongs to one host at a time.
-/// Disks on pools are not built yet: until then a pool can be made, shown, checked and grown.
+/// It is a datastore of its name: `tidegate disk create vm1 --datastore POOL --size 1T` makes a thin disk on it.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Pool {
     Create(Create),
     List(List),
     Show(Show),
     AddGroup(AddGroup),
+    GiveUp(GiveUp),
     Check(Check),
     Destroy(Destroy),
 }
@@ -40,6 +41,7 @@ impl Pool {
             Pool::List(_) => session.show(routes::POOLS, &[]),
             Pool::Show(verb) => session.show(routes::POOL, &[verb.name.as_str()]),
             Pool::AddGroup(verb) => verb.run(session),
+            Pool::GiveUp(verb) => verb.run(session),
             Pool::Check(verb) => verb.run(session),
             Pool::Destroy(verb) => verb.run(session),
         }
@@ -200,6 +202,41 @@ impl AddGroup {
     }
 }
 
+/// Use a pool without a member that is lost
+///
+/// A pool is refused while a member is missing that may have its newest catalog. If the member is lost for good, this makes
+/// the catalog of the others count. What disks have on the member is lost; disks that have nothing there lose nothing.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  tidegate pool give-up p 1")]
+pub(crate) struct GiveUp {
+    /// The pool
+    #[arg(add = complete::pools())]
+    name: Name,
+
+    /// The number of the missing member, as the refusal names it
+    member: u16,
+
+    #[command(flatten)]
+    consent: Consent,
+}
+
+impl GiveUp {
+    fn run(self, session: &Session) -> Result<(), Failure> {
+        let (name, member) = (self.name.as_str(), self.member);
+        self.consent.obtain(&format!(
+            "what only member {member} of pool {name} has will be lost, and changes of disks that only its catalog knows"
+        ))?;
+        let order = PoolGiveUp { member };
+        let pool = session
+            .client()?
+            .order(routes::POOL_GIVE_UP, &[name], &order)?;
+        session.console.done(
+            &pool,
+            &format!("pool {name} is used without member {member}"),
+        )
+    }
+}
+
 /// Check a pool's catalog
 ///
 /// Compares what the catalog says with itself, and the catalogs of all members. Changes nothing. Fails if something is wrong.
@@ -325,12 +362,31 @@ impl Shown for Answer {
             ("used", figures::bytes(self.used_bytes)),
             ("reserved", figures::bytes(self.reserved_bytes)),
             ("available", figures::bytes(self.available_bytes)),
-            ("disks", self.disks.to_string()),
+            ("disks", disks_of(self)),
             ("groups", groups.join("\n")),
             ("catalog", catalog),
             ("uuid", self.uuid.clone()),
         ])
     }
+}
+
+/// How many disks a pool has, and what those with most have.
+fn disks_of(pool: &Answer) -> String {
+    const SHOWN: usize = 20;
+    let mut lines = vec![pool.disks.to_string()];
+    for of in pool.by_disk.iter().take(SHOWN) {
+        let mut line = format!("{}: {}", of.disk, figures::bytes(of.granted_bytes));
+        if of.reserved_bytes > 0 {
+            let reserved = figures::bytes(of.reserved_bytes);
+            line.push_str(&format!(", {reserved} more reserved"));
+        }
+        lines.push(line);
+    }
+    match pool.by_disk.len().saturating_sub(SHOWN) {
+        0 => {}
+        more => lines.push(format!("{more} more, which have less")),
+    }
+    lines.join("\n")
 }
 
 impl Shown for PoolList {

@@ -7,6 +7,7 @@ import { HostPage } from "./host.js";
 import { DatastorePage } from "./datastore.js";
 import { DiskPage } from "./disk.js";
 import { CachesPage } from "./caches.js";
+import { PoolsPage } from "./pools.js";
 import { ThreadsPage } from "./threads.js";
 import { EventsPage } from "./events.js";
 
@@ -20,11 +21,12 @@ let page = null;
 let place = { kind: "host", name: null };
 let datastores = [];
 let caches = 0;
+let pools = 0;
 let unread = 0;
 
 function where() {
   const [kind, name] = location.hash.replace(/^#\/?/, "").split("/");
-  const known = { "": "host", datastore: "datastore", disk: "disk", caches: "caches", threads: "threads", events: "events" };
+  const known = { "": "host", datastore: "datastore", disk: "disk", caches: "caches", pools: "pools", threads: "threads", events: "events" };
   return { kind: known[kind] || "host", name: name ? decodeURIComponent(name) : null };
 }
 
@@ -33,9 +35,9 @@ function open() {
   page?.close();
   main.replaceChildren();
   live.look(place.kind === "disk" ? place.name : null);
-  const pages = { host: HostPage, datastore: DatastorePage, disk: DiskPage, caches: CachesPage, threads: ThreadsPage, events: EventsPage };
+  const pages = { host: HostPage, datastore: DatastorePage, disk: DiskPage, caches: CachesPage, pools: PoolsPage, threads: ThreadsPage, events: EventsPage };
   page = new pages[place.kind](main, place.name);
-  document.title = `${place.name || { host: "Host", caches: "Flash caches", threads: "I/O threads", events: "Events" }[place.kind]} · Tidegate`;
+  document.title = `${place.name || { host: "Host", caches: "Flash caches", pools: "Pools", threads: "I/O threads", events: "Events" }[place.kind]} · Tidegate`;
   if (place.kind === "events") unread = 0;
   tellPages();
   scrollTo(0, 0);
@@ -48,6 +50,7 @@ function tellPages() {
     link("Host", "#/", place.kind === "host"),
     ...datastores.map((name) => link(name, `#/datastore/${encodeURIComponent(name)}`, place.kind === "datastore" && place.name === name)),
     (caches > 0 || place.kind === "caches") && link("Flash caches", "#/caches", place.kind === "caches"),
+    (pools > 0 || place.kind === "pools") && link("Pools", "#/pools", place.kind === "pools"),
     link("I/O threads", "#/threads", place.kind === "threads"),
     place.kind === "disk" && link(place.name, location.hash, true),
     link(unread ? `Events (${unread})` : "Events", "#/events", place.kind === "events"),
@@ -65,6 +68,7 @@ async function learnDatastores() {
     const list = await ask("GET", "/v1/datastores");
     datastores = list.datastores.map((one) => one.name);
     caches = (await ask("GET", "/v1/caches")).caches.length;
+    pools = list.datastores.filter((one) => one.settings.kind === "pool").length;
     tellPages();
   } catch {
     // The banner says that the daemon does not answer.
@@ -128,6 +132,7 @@ function key(event) {
     h: () => { location.hash = "#/"; },
     e: () => { location.hash = "#/events"; },
     c: () => { location.hash = "#/caches"; },
+    o: () => { location.hash = "#/pools"; },
     t: () => { location.hash = "#/threads"; },
     d: () => {
       const at = place.kind === "datastore" ? datastores.indexOf(place.name) : -1;

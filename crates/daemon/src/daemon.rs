@@ -116,6 +116,7 @@ impl Daemon {
             datastores: self.services.disk_service.datastores_at_a_glance()?,
             disks: self.services.disk_service.attached_disks()?,
             caches: self.services.disk_service.caches().unwrap_or_default(),
+            pools: self.services.disk_service.pools_at_a_glance(),
             controls: self.monitor.control_moments(),
             problems: self.services.disk_service.troubles().len(),
             nbd_refused: self.services.disk_service.live().refused(),

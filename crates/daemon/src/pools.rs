@@ -18,7 +18,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tidegate_api::descriptor::Uuid;
@@ -26,6 +26,8 @@ use tidegate_api::name::Name;
 use tidegate_api::pool::{PoolCreate, PoolData, PoolDestroy, PoolGroupAdd};
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::block::BLOCK;
+use tidegate_core::pool::broker::Space;
+use tidegate_core::pool::level::Level;
 use tidegate_core::pool::members::Standing;
 use tidegate_core::pool::superblock::{MOST_CATALOG, Place};
 use tidegate_core::pool::{CATALOG_AT, EXTENT, GRANT, LEASE_AT, SUPERBLOCKS};
@@ -75,8 +77,24 @@ pub(crate) struct Pools {
     tried: Mutex<BTreeSet<Name>>,
     /// What was wrong with pools when they were used last.
     troubles: Mutex<BTreeMap<Name, Problem>>,
+    /// The space of each pool that was used, after the last use.
+    spaces: Mutex<BTreeMap<Name, Space>>,
+    /// Told of what an administrator should know.
+    alarm: OnceLock<Alarms>,
     /// Serialises changes of records.
     changing: Mutex<()>,
+}
+
+/// Receives alarms of pools. It must return at once.
+type Alarms = Box<dyn Fn(&Name, Alarm) + Send + Sync>;
+
+/// What an administrator should know of a pool.
+#[derive(Clone, Debug)]
+pub(crate) enum Alarm {
+    /// It has reached another level.
+    Level(Space),
+    /// It has no space for this disk.
+    Refused(Name),
 }
 
 /// A pool that may be open.
@@ -133,7 +151,16 @@ impl OpenPool {
             left: left.collect(),
         };
         pool.adopt_columns()?;
+        pool.avoid_troubled();
         Ok(pool)
+    }
+
+    /// Groups with a member that cannot be used give no space any more.
+    fn avoid_troubled(&mut self) {
+        let members = self.catalog.member_set().members();
+        for member in members.iter().filter(|member| member.trouble.is_some()) {
+            self.catalog.set_away(member.place.group);
+        }
     }
 
     fn extent(&self) -> Extent {
@@ -189,6 +216,8 @@ impl Pools {
             open: Mutex::default(),
             tried: Mutex::default(),
             troubles: Mutex::default(),
+            spaces: Mutex::default(),
+            alarm: OnceLock::new(),
             changing: Mutex::default(),
         }
     }
@@ -225,6 +254,8 @@ impl Pools {
             unreachable!("it is open")
         };
         let done = act(pool);
+        pool.avoid_troubled();
+        self.note_space(name, pool.catalog.space());
         match pool.trouble(name) {
             Some(problem) => locked(&self.troubles).insert(name.clone(), problem),
             None => locked(&self.troubles).remove(name),
@@ -240,7 +271,7 @@ impl Pools {
     fn open_slot(&self, name: &Name, slot: &mut Slot) -> Outcome<()> {
         let opened = match slot {
             Slot::Open(_) => return Ok(()),
-            Slot::Closed => self.open(name)?,
+            Slot::Closed => self.open(name, &[])?,
             Slot::Failed(held) => self.open_again(name, held)?,
         };
         *slot = Slot::Open(Box::new(opened));
@@ -249,20 +280,65 @@ impl Pools {
 
     /// What was wrong with pools when they were used last.
     pub(crate) fn troubles(&self) -> Vec<Problem> {
-        locked(&self.troubles).values().cloned().collect()
+        let mut troubles: Vec<Problem> = locked(&self.troubles).values().cloned().collect();
+        let spaces = locked(&self.spaces);
+        troubles.extend(
+            spaces
+                .iter()
+                .filter_map(|(name, space)| filling(name, space)),
+        );
+        troubles
+    }
+
+    /// Tells these of alarms from now on.
+    pub(crate) fn on_alarm(&self, alarms: impl Fn(&Name, Alarm) + Send + Sync + 'static) {
+        // It is called once, before the first pool is used.
+        let _ = self.alarm.set(Box::new(alarms));
+    }
+
+    fn alarm(&self, pool: &Name, alarm: Alarm) {
+        if let Some(alarms) = self.alarm.get() {
+            alarms(pool, alarm);
+        }
+    }
+
+    /// Notes the space of a pool that was used.
+    fn note_space(&self, name: &Name, space: Space) {
+        let before = locked(&self.spaces).insert(name.clone(), space);
+        if before.map_or(Level::Ample, |before| before.level) != space.level {
+            self.alarm(name, Alarm::Level(space));
+        }
     }
 
     fn slot(&self, name: &Name) -> Arc<Mutex<Slot>> {
         Arc::clone(locked(&self.open).entry(name.clone()).or_default())
     }
 
-    fn open(&self, name: &Name) -> Outcome<OpenPool> {
+    /// Opens a pool, without a member that may have a newer catalog and is lost. From now on the others count.
+    pub(crate) fn give_up(&self, name: &Name, member: u16) -> Outcome<()> {
+        let _changing = locked(&self.changing);
+        let slot = self.slot(name);
+        let mut slot = locked(&slot);
+        if self.open_slot(name, &mut slot).is_ok() {
+            return Err(Problem::new(
+                ProblemCode::Busy,
+                format!("pool {name} can be used without giving anything up"),
+            )
+            .remedy(format!("see `tidegate pool show {name}`")));
+        }
+        let opened = self.open(name, &[member])?;
+        *slot = Slot::Open(Box::new(opened));
+        locked(&self.troubles).remove(name);
+        Ok(())
+    }
+
+    fn open(&self, name: &Name, given_up: &[u16]) -> Outcome<OpenPool> {
         let record = self.record(name)?;
         let patience = match locked(&self.tried).insert(name.clone()) {
             true => PATIENCE,
             false => Duration::ZERO,
         };
-        let opened = opening::open(name, &record, &self.leases()?, patience)?;
+        let opened = opening::open(name, &record, &self.leases()?, patience, given_up)?;
         let stores: Vec<_> = opened
             .held
             .iter()
@@ -444,6 +520,7 @@ impl Pools {
         record::remove(&self.folder, name)?;
         locked(&self.open).remove(name);
         locked(&self.troubles).remove(name);
+        locked(&self.spaces).remove(name);
         Ok(())
     }
 
@@ -598,6 +675,28 @@ impl Pools {
         }
         Ok(())
     }
+}
+
+/// The problem of a pool that fills up.
+fn filling(name: &Name, space: &Space) -> Option<Problem> {
+    if space.level == Level::Ample {
+        return None;
+    }
+    let taken = space.used + space.reserved;
+    let percent = taken * 100 / space.all.max(1);
+    let problem = Problem::new(
+        ProblemCode::Full,
+        format!("pool {name} is {percent} % full"),
+    );
+    let problem = match space.available {
+        0 => problem.because("writes of thin disks to new space fail"),
+        left => problem.because(format!(
+            "thin disks can take {left} grants of {GRANT} bytes more; then their writes to new space fail"
+        )),
+    };
+    Some(problem.remedy(format!(
+        "add a group: tidegate pool add-group {name} PATH; or delete disks (see `tidegate pool show {name}`)"
+    )))
 }
 
 fn open_catalog(

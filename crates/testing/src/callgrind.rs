@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use crate::load::{Load, Pattern, Source};
+use crate::load::{Load, Source};
 use crate::server::{Launch, Server};
 use crate::tally::Until;
 use crate::vhost::{GuestDriver, Vm, VmOptions, Wait};
@@ -32,16 +32,6 @@ pub fn per_request_after(scratch: &Path, launch: &Launch, warm_up: u64) -> Resul
     per_request_of(scratch, launch, DEPTH, [warm_up + FEW, warm_up + MANY])
 }
 
-/// The same of a disk all of which was written once before.
-///
-/// # Errors
-/// As [`per_request`].
-pub fn per_request_of_written(scratch: &Path, launch: &Launch) -> Result<f64> {
-    let [few, many] =
-        [FEW, MANY].map(|requests| count_after(scratch, launch, DEPTH, requests, true));
-    Ok(many?.saturating_sub(few?) as f64 / (MANY - FEW) as f64)
-}
-
 /// The same with so many requests in flight, from the difference of two runs of so many requests.
 ///
 /// # Errors
@@ -60,33 +50,12 @@ pub fn per_request_of(
 }
 
 fn count(scratch: &Path, launch: &Launch, depth: u16, requests: u64) -> Result<u64> {
-    count_after(scratch, launch, depth, requests, false)
-}
-
-/// The instructions of a server for so many reads, after its disk was written wholly if it `is_written`.
-fn count_after(
-    scratch: &Path,
-    launch: &Launch,
-    depth: u16,
-    requests: u64,
-    is_written: bool,
-) -> Result<u64> {
     let out = scratch.join("callgrind.out");
     let under = under_callgrind(launch, &out);
     let server = Server::start(&under, scratch)?;
     let vm = Vm::connect(VmOptions::new(&launch.sockets[0], depth))?;
-    let reads = Load::random_reads(depth, vm.config().size);
+    let mut sources = [Source::new(Load::random_reads(depth, vm.config().size))];
     let mut driver = GuestDriver::new(vec![vm], Wait::Sleep);
-    if is_written {
-        let writes = Load {
-            pattern: Pattern::Sequential,
-            read_percent: 0,
-            ..reads.clone()
-        };
-        let until = Until::Count(writes.length / u64::from(writes.block));
-        driver.run(&mut [Source::new(writes)], until, &mut |_| {})?;
-    }
-    let mut sources = [Source::new(reads)];
     driver.run(&mut sources, Until::Count(requests), &mut |_| {})?;
     drop(driver);
     server.stop()?;

@@ -41,6 +41,7 @@ mod migration;
 mod nbd_clients;
 mod nbd_database;
 mod overlap;
+mod pools;
 mod quiet;
 mod soak;
 mod support;

@@ -44,7 +44,7 @@ pub struct Standing {
 pub struct Seat {
     /// What the newest superblock says of it.
     pub place: Place,
-    /// Its path, by number of the input. `None`: it is missing, which only members behind may be.
+    /// Its path, by number of the input. `None`: it is missing, which only members behind, and those given up, may be.
     pub path: Option<usize>,
     /// Bytes of it that are used, if it has a superblock.
     pub size: Option<u64>,
@@ -87,6 +87,19 @@ pub enum Why {
 /// # Errors
 /// A member is missing, damaged, or not one of this pool.
 pub fn judge(pool: [u8; 16], found: &[Found]) -> Result<Standing, Refusal> {
+    judge_without(pool, found, &[])
+}
+
+/// The same if the administrator gives these members up: they may be missing, whatever they have. A newer catalog that only
+/// they had is lost.
+///
+/// # Errors
+/// Another member is missing, damaged, or not one of this pool.
+pub fn judge_without(
+    pool: [u8; 16],
+    found: &[Found],
+    given_up: &[u16],
+) -> Result<Standing, Refusal> {
     let mut read = Vec::with_capacity(found.len());
     let mut unused = Vec::new();
     for (path, found) in found.iter().enumerate() {
@@ -146,11 +159,14 @@ pub fn judge(pool: [u8; 16], found: &[Found]) -> Result<Standing, Refusal> {
     }
     let is_current = |seat: &&Seat| seat.place.state == MemberState::Current;
     for (number, seat) in (0..).zip(&seats) {
-        if is_current(&seat) && seat.path.is_none() {
+        if is_current(&seat) && seat.path.is_none() && !given_up.contains(&number) {
             return Err(without(Why::Missing(number)));
         }
     }
-    if !seats.iter().any(|seat| is_current(&seat)) {
+    if !seats
+        .iter()
+        .any(|seat| is_current(&seat) && seat.path.is_some())
+    {
         return Err(Refusal {
             path: None,
             why: Why::NoneCurrent,

@@ -1,7 +1,7 @@
 //! Snapshots of an attached disk: its counters, clients and settings at one time.
 
 use tidegate_api::cache::CacheCounts;
-use tidegate_api::disk::{RingCounts, UpstreamCounts};
+use tidegate_api::disk::{DiskInPool, RingCounts, UpstreamCounts};
 use tidegate_api::layout::MemberState;
 use tidegate_api::name::Name;
 use tidegate_core::curve::Curve;
@@ -51,6 +51,8 @@ pub(crate) struct AttachedMoment {
     pub(crate) members: Vec<MemberMoment>,
     /// Its flash cache, if it is attached with one.
     pub(crate) cache: Option<(Name, CacheCounts)>,
+    /// Its part of its pool, if it is on one.
+    pub(crate) pool: Option<DiskInPool>,
 }
 
 /// The current state of a member.

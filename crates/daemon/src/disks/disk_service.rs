@@ -136,6 +136,8 @@ impl DiskService {
         let jobs = Arc::new(Jobs::open(root.state().join("jobs.toml")));
         let caches = Caches::new(&root.state());
         let pools = Arc::new(Pools::new(&root.state(), controls.host().clone()));
+        let notices = Arc::<Notices>::default();
+        pools.on_alarm(pools::alarms(Arc::clone(&notices)));
         let catalogs: Arc<dyn Catalogs> = Arc::<Pools>::clone(&pools);
         let store = store.with_catalogs(catalogs);
         DiskService {
@@ -156,7 +158,7 @@ impl DiskService {
             nbd_socket,
             exports: UpstreamExports::default(),
             claims: Arc::default(),
-            notices: Arc::default(),
+            notices,
             returns: Mutex::default(),
             parting: PARTING,
             troubles: Mutex::default(),
@@ -346,6 +348,7 @@ impl DiskService {
             upstream: live.upstream(),
             members: members::moments(live),
             cache: caches::moment(live),
+            pool: pooled::moment(live),
         })
     }
 

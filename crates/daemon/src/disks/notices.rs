@@ -129,6 +129,12 @@ impl Notices {
         self.push(cache, Notice::Member { on, happening });
     }
 
+    /// Says what happened to a pool of this host.
+    pub(crate) fn add_of_pool(&self, pool: &Name, happening: Happening) {
+        let on = None;
+        self.push(pool, Notice::Member { on, happening });
+    }
+
     /// Says what an administrator has done with I/O threads.
     pub(crate) fn add_of_threads(&self, happening: Happening) {
         let mut waiting = self.of_threads();

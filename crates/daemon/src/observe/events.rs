@@ -14,6 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tidegate_api::dense::DenseConditions;
 use tidegate_api::events::{Event, Happening};
 use tidegate_api::name::Name;
+use tidegate_api::pool::PoolLevel;
 use tidegate_api::units::Size;
 use tidegate_core::governor::GovernorEvent;
 use tidegate_core::iocontrol::DiskKey;
@@ -191,6 +192,24 @@ fn of_host(happening: &Happening) -> String {
             device,
             path,
         } => format!("{path} is not device {device} of cache {cache} any more"),
+        Happening::PoolLevel {
+            pool,
+            level: PoolLevel::Ample,
+            ..
+        } => format!("pool {pool} has enough space again"),
+        Happening::PoolLevel {
+            pool,
+            used_bytes,
+            size_bytes,
+            ..
+        } => format!(
+            "pool {pool} is {} % full: add a group (tidegate pool add-group {pool} PATH) or delete disks",
+            percent(*used_bytes, *size_bytes)
+        ),
+        Happening::PoolFull { pool, disk } => format!(
+            "pool {pool} has no space for disk {disk}, whose writes to new space fail: add a group (tidegate pool add-group {pool} \
+             PATH) or delete disks"
+        ),
         Happening::Certificate {
             listener,
             file,
@@ -336,7 +355,9 @@ fn sentence(datastore: &Name, happening: &Happening) -> String {
         | Happening::CacheDeviceInPlace { .. }
         | Happening::CacheDeviceAdded { .. }
         | Happening::CacheDeviceFilled { .. }
-        | Happening::CacheDeviceRemoved { .. } => of_host(happening),
+        | Happening::CacheDeviceRemoved { .. }
+        | Happening::PoolLevel { .. }
+        | Happening::PoolFull { .. } => of_host(happening),
         Happening::MemberDropped { .. }
         | Happening::MemberRebuilding { .. }
         | Happening::MemberRebuilt { .. }
@@ -523,6 +544,7 @@ fn log(event: &Event) {
         | Happening::SnapshotDeleted { disk, .. }
         | Happening::DiskRolledBack { disk, .. }
         | Happening::DiskCloned { disk, .. }
+        | Happening::PoolFull { disk, .. }
         | Happening::DiskMoved { disk, .. } => (Some(disk), None),
         Happening::IoThreads { disk, .. } => (disk.as_ref(), None),
         Happening::HostSeen { host, .. } | Happening::HostLost { host, .. } => (None, Some(host)),
@@ -539,6 +561,11 @@ fn log(event: &Event) {
     } else {
         tracing::info!(datastore, event = word, disk, host, "{text}");
     }
+}
+
+/// How many percent of all bytes some are.
+fn percent(some: u64, all: u64) -> u64 {
+    u64::try_from(u128::from(some) * 100 / u128::from(all.max(1))).unwrap_or(u64::MAX)
 }
 
 /// Whether an administrator should look: a reservation is unmet, for instance, or hosts no longer agree.
@@ -569,6 +596,11 @@ fn wants_a_look(happening: &Happening) -> bool {
             | Happening::CachePolicyForgotten { .. }
             | Happening::CacheBudgetSpent { .. }
             | Happening::CacheDeviceAstray { .. }
+            | Happening::PoolFull { .. }
+            | Happening::PoolLevel {
+                level: PoolLevel::Low | PoolLevel::Critical,
+                ..
+            }
     ) || matches!(
         happening,
         Happening::Scrubbed { different, unreadable, .. } if different + unreadable > 0

@@ -1,6 +1,7 @@
 //! Events of layouts: what a disk's layout reports, as an event of a member's datastore.
 
 use tidegate_api::descriptor::MemberPlace;
+use tidegate_api::disk::DiskInPool;
 use tidegate_api::events::Happening;
 use tidegate_api::explain::{Part, PartName};
 use tidegate_api::name::Name;
@@ -152,6 +153,27 @@ fn of_cache(
         }
         _ => None,
     }
+}
+
+/// Notes on the space of a disk on a pool.
+pub(crate) fn space_notes(pool: &Name, of: &DiskInPool) -> Vec<String> {
+    let mut notes = Vec::new();
+    if of.refused {
+        notes.push(format!(
+            "pool {pool} has no space for it: its writes to new space fail. Add a group (tidegate pool add-group {pool} PATH) or \
+             delete disks"
+        ));
+    }
+    if of.waiting > 0 {
+        notes.push(format!(
+            "{} of its writes wait for space of pool {pool}: it was asked for, and its catalog has not answered yet",
+            of.waiting
+        ));
+    }
+    if let Some(problem) = &of.problem {
+        notes.push(format!("it gets no space of pool {pool}: {problem}"));
+    }
+    notes
 }
 
 /// What is worth knowing of a disk's members when its speed is explained: which of them are missing, and which one is slow.

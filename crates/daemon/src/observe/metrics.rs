@@ -16,6 +16,7 @@ use tidegate_api::cache::Cache;
 use tidegate_api::datastore::Datastore;
 use tidegate_api::layout::MemberState;
 use tidegate_api::name::Name;
+use tidegate_api::pool::Pool;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::curve::Trust;
 use tidegate_core::filter::stats::{Class, OpCounts, Stage, StatsReport};
@@ -33,6 +34,7 @@ mod cache;
 mod control;
 mod families;
 mod iothreads;
+mod pool;
 
 use families::*;
 pub(crate) use families::{FAMILIES, Family};
@@ -68,6 +70,7 @@ pub(crate) struct Facts {
     pub(crate) datastores: Vec<Datastore>,
     pub(crate) disks: Vec<AttachedMoment>,
     pub(crate) caches: Vec<Cache>,
+    pub(crate) pools: Vec<Pool>,
     pub(crate) controls: Vec<ControlMoment>,
     pub(crate) problems: usize,
     pub(crate) nbd_refused: u64,
@@ -88,6 +91,7 @@ pub(crate) fn page(facts: &Facts, room: usize) -> String {
     let mut page = Page::with_room(room);
     daemon(&mut page, facts);
     datastores(&mut page, &facts.datastores);
+    pool::of_host(&mut page, &facts.pools);
     cache::of_host(&mut page, &facts.caches);
     settings(&mut page, &facts.disks);
     control::families(&mut page, &facts.controls);
@@ -150,6 +154,7 @@ fn settings(page: &mut Page, disks: &[AttachedMoment]) {
     each(page, &DISK_SNAPSHOTS, |d| d.snapshots.map(|it| it.count));
     each(page, &DISK_OLDEST_SNAPSHOT, |d| d.snapshots?.oldest_s);
     members(page, disks);
+    pool::families(page, disks);
     cache::families(page, disks);
     each(page, &DISK_SHARES, |d| Some(d.shares.into()));
     each(page, &DISK_RESERVATION, |d| Some(d.reservation_iops));
@@ -637,6 +642,7 @@ mod tests {
             }],
             disks: vec![attached()],
             caches: vec![flash_cache()],
+            pools: vec![pool()],
             controls: vec![control()],
             problems: 0,
             nbd_refused: 2,
@@ -651,6 +657,38 @@ mod tests {
                     limits: tidegate_core::monitor::Limits { min: 1, max: 4 },
                 },
             )),
+        }
+    }
+
+    fn pool() -> Pool {
+        Pool {
+            name: "p".parse().unwrap(),
+            uuid: String::new(),
+            size_bytes: 640 << 20,
+            used_bytes: 128 << 20,
+            reserved_bytes: 64 << 20,
+            available_bytes: 448 << 20,
+            level: Default::default(),
+            grant_bytes: 64 << 20,
+            catalog_bytes: 4 << 20,
+            catalog_used_bytes: 1 << 20,
+            groups: vec![tidegate_api::pool::PoolGroup {
+                group: 0,
+                layout: Default::default(),
+                tier: Default::default(),
+                size_bytes: 640 << 20,
+                used_bytes: 128 << 20,
+                members: vec![tidegate_api::pool::PoolMember {
+                    member: 0,
+                    path: None,
+                    size_bytes: 645 << 20,
+                    is_current: true,
+                    trouble: None,
+                }],
+            }],
+            disks: 1,
+            by_disk: Vec::new(),
+            problem: None,
         }
     }
 
@@ -746,6 +784,28 @@ mod tests {
                     ..CacheCounts::default()
                 },
             )),
+            pool: Some(tidegate_api::disk::DiskInPool {
+                reserved_bytes: 0,
+                granted_bytes: 128 << 20,
+                mapped_bytes: Some(3 << 20),
+                waiting: 2,
+                refused: true,
+                problem: None,
+            }),
+        }
+    }
+
+    #[test]
+    fn a_pool_and_its_disks_are_on_the_page() {
+        let page = page(&facts(), 0);
+        for line in [
+            "tidegate_pool_used_bytes{pool=\"p\"} 134217728",
+            "tidegate_pool_group_bytes{pool=\"p\",group=\"0\",tier=\"slow\"} 671088640",
+            "tidegate_pool_member_current{pool=\"p\",group=\"0\",member=\"0\"} 1",
+            "tidegate_disk_pool_mapped_bytes{disk=\"a\",datastore=\"local\"} 3145728",
+            "tidegate_disk_pool_refused{disk=\"a\",datastore=\"local\"} 1",
+        ] {
+            assert!(page.lines().any(|is| is == line), "{line} is not in {page}");
         }
     }
 

@@ -339,6 +339,10 @@ impl Monitor {
         {
             explanation.notes.extend(layouts::notes(&places, &report));
         }
+        if let Some(of) = self.services.disk_service.space_of(&live) {
+            let notes = layouts::space_notes(live.datastore(), &of);
+            explanation.notes.extend(notes);
+        }
         if let Some(report) = live.cache_report() {
             explanation
                 .notes

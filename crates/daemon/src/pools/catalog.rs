@@ -27,7 +27,7 @@ use tidegate_api::descriptor::Uuid;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::layout::pool::{GRANTS_MAX, Grant};
 use tidegate_core::pool::Tier;
-use tidegate_core::pool::broker::{Broker, NewColumn, NoGrant, Space};
+use tidegate_core::pool::broker::{Broker, GroupUse, NewColumn, NoGrant, Space};
 
 use super::member_set::MemberSet;
 use crate::os_error::Outcome;
@@ -190,6 +190,11 @@ impl Catalog {
     /// The broker.
     pub(crate) fn broker(&self) -> &Broker {
         &self.broker
+    }
+
+    /// A group gives no space, because its members cannot be used. What disks have there stays theirs.
+    pub(crate) fn set_away(&mut self, group: u16) {
+        self.broker.set_use(group, GroupUse::Away);
     }
 
     /// Adds a group and its members, by number. Members that the catalog has already are left as they are.

@@ -27,8 +27,8 @@ use tidegate_core::layout::pool::Grant;
 use tidegate_core::layout::{LayoutNotice, LayoutOrder};
 use tidegate_engine::NoticeSink;
 
-use super::Pools;
 use super::reported::Reported;
+use super::{Alarm, Pools};
 use crate::host::Opened;
 use crate::os_error::{self, Outcome};
 
@@ -53,6 +53,38 @@ pub(crate) trait DiskOnPool: Send + Sync {
 #[derive(Default)]
 pub(crate) struct Grants {
     pools: Mutex<BTreeMap<Name, Arc<OfPool>>>,
+    views: Arc<Views>,
+}
+
+/// How many views of each disk are open. None: the disk is being deleted.
+type Views = Mutex<BTreeMap<Uuid, Option<u64>>>;
+
+/// A view of a disk that is open, until dropped: the disk's space is read meanwhile.
+pub(crate) struct View {
+    views: Arc<Views>,
+    disk: Uuid,
+}
+
+/// A disk is being deleted, until this is dropped: no view of it is open.
+pub(crate) struct Deletion {
+    views: Arc<Views>,
+    disk: Uuid,
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        let mut views = locked(&self.views);
+        match views.remove(&self.disk).flatten() {
+            None | Some(0 | 1) => {}
+            Some(more) => drop(views.insert(self.disk, Some(more - 1))),
+        }
+    }
+}
+
+impl Drop for Deletion {
+    fn drop(&mut self) {
+        locked(&self.views).remove(&self.disk);
+    }
 }
 
 /// That of one pool.
@@ -80,6 +112,7 @@ enum Message {
 
 /// A disk's grants.
 struct Granted {
+    name: Name,
     uuid: Uuid,
     disk: Option<Arc<dyn DiskOnPool>>,
     /// By index. None: it was given back.
@@ -95,6 +128,19 @@ struct Granted {
     failures: u32,
     /// Why the catalog could not be changed.
     trouble: Option<Problem>,
+    /// For those who do not wait for the catalog.
+    seen: Arc<Mutex<SpaceOf>>,
+}
+
+impl Granted {
+    /// Says how things are.
+    fn show(&self) {
+        *locked(&self.seen) = SpaceOf {
+            grants: self.grants.iter().flatten().count() as u64,
+            is_refused: self.is_refused,
+            trouble: self.trouble.clone(),
+        };
+    }
 }
 
 /// What is known of a disk's space without its I/O thread.
@@ -113,6 +159,8 @@ pub(crate) struct InPool {
     of: Arc<OfPool>,
     attachment: u64,
     reported: Arc<Reported>,
+    /// As it was when the pool's thread looked last.
+    seen: Arc<Mutex<SpaceOf>>,
 }
 
 impl InPool {
@@ -146,15 +194,8 @@ impl InPool {
 
     /// The state of its space.
     pub(crate) fn space(&self) -> SpaceOf {
-        let Some(granted) = self.of.granted(self.attachment) else {
-            return SpaceOf::default();
-        };
-        let granted = locked(&granted);
-        SpaceOf {
-            grants: granted.grants.iter().flatten().count() as u64,
-            is_refused: granted.is_refused,
-            trouble: granted.trouble.clone(),
-        }
+        // The catalog may be slow: nobody waits for it here.
+        locked(&self.seen).clone()
     }
 }
 
@@ -174,12 +215,13 @@ impl Grants {
         &self,
         pools: &Arc<Pools>,
         pool: &Name,
-        uuid: Uuid,
+        (name, uuid): (&Name, Uuid),
         grants: Vec<Option<Grant>>,
         members: usize,
     ) -> Outcome<InPool> {
         let of = self.of(pools, pool)?;
         let granted = Granted {
+            name: name.clone(),
             uuid,
             disk: None,
             grants,
@@ -190,7 +232,10 @@ impl Grants {
             is_doubtful: false,
             failures: 0,
             trouble: None,
+            seen: Arc::default(),
         };
+        granted.show();
+        let seen = Arc::clone(&granted.seen);
         let mut disks = locked(&of.disks);
         disks.last += 1;
         let attachment = disks.last;
@@ -202,6 +247,31 @@ impl Grants {
             of,
             attachment,
             reported: Arc::default(),
+            seen,
+        })
+    }
+
+    /// A view of a disk is about to be opened. None: the disk is being deleted.
+    pub(crate) fn view(&self, disk: Uuid) -> Option<View> {
+        let mut views = locked(&self.views);
+        let count = views.entry(disk).or_insert(Some(0)).as_mut()?;
+        *count += 1;
+        Some(View {
+            views: Arc::clone(&self.views),
+            disk,
+        })
+    }
+
+    /// A disk is about to be deleted. None: a view of it is open.
+    pub(crate) fn begin_deletion(&self, disk: Uuid) -> Option<Deletion> {
+        let mut views = locked(&self.views);
+        if views.contains_key(&disk) {
+            return None;
+        }
+        views.insert(disk, None);
+        Some(Deletion {
+            views: Arc::clone(&self.views),
+            disk,
         })
     }
 
@@ -337,7 +407,7 @@ impl Worker {
                 granted.failures += 1;
                 granted.is_doubtful = true;
                 if granted.failures == 1 {
-                    tracing::warn!(pool = %self.pool, disk = %granted.uuid, %problem, "the catalog of a pool cannot be \
+                    tracing::warn!(pool = %self.pool, disk = %granted.name, %problem, "the catalog of a pool cannot be \
                          changed for a disk; it is tried again");
                 }
                 if granted.failures == TRIES && std::mem::take(&mut granted.is_wanted) {
@@ -348,6 +418,7 @@ impl Worker {
                 granted.trouble = Some(problem);
             }
         }
+        granted.show();
     }
 
     /// Changes the catalog, and gives the disk what it has wanted. Returns whether the pool got space back.
@@ -414,7 +485,11 @@ impl Worker {
             None => self.tell(disk, LayoutOrder::NoSpace)?,
         }
         granted.is_wanted = false;
-        granted.is_refused = granted_now.is_none();
+        let was_refused = std::mem::replace(&mut granted.is_refused, granted_now.is_none());
+        if granted.is_refused && !was_refused {
+            let disk = granted.name.clone();
+            self.pools.alarm(&self.pool, Alarm::Refused(disk));
+        }
         Ok(())
     }
 

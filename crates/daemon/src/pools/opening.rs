@@ -17,7 +17,7 @@ use std::time::Duration;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::pool::LEASE_AT;
-use tidegate_core::pool::members::{Found, Refusal, Standing, Why, judge};
+use tidegate_core::pool::members::{Found, Refusal, Standing, Why, judge, judge_without};
 use tidegate_engine::datastore::dir::SharedFile;
 use tidegate_engine::lease::{Guard, Lease, Leases, Refused, Takeover};
 
@@ -69,6 +69,7 @@ pub(super) fn open(
     record: &Record,
     leases: &Leases,
     patience: Duration,
+    given_up: &[u16],
 ) -> Outcome<OpenedPool> {
     let mut locked = Vec::new();
     let mut away = Vec::new();
@@ -91,7 +92,8 @@ pub(super) fn open(
         }
     }
     let judged = |found: &[Found]| {
-        judge(record.uuid.0, found).map_err(|refusal| refused(name, record, refusal, &away))
+        judge_without(record.uuid.0, found, given_up)
+            .map_err(|refusal| refused(name, record, refusal, &away))
     };
     let before = judged(&found(locked.iter().map(Option::as_ref)))?;
     let number_of = |path: usize| {
@@ -273,7 +275,10 @@ fn refused(name: &Name, record: &Record, refusal: Refusal, away: &[Problem]) -> 
         Why::Missing(member) => (
             ProblemCode::NotFound,
             format!("its member {member} is not there, and may have the newest catalog"),
-            "put the device back at its path, which is in the pool's record".to_owned(),
+            format!(
+                "put the device back at its path, which is in the pool's record; if it is lost for good: tidegate pool give-up {name} \
+                 {member}"
+            ),
         ),
         Why::Contradiction => (
             ProblemCode::Corrupt,

@@ -1,7 +1,7 @@
 //! Routes of pools.
 
 use tidegate_api::pool::{
-    Pool, PoolCheck, PoolCreate, PoolDestroy, PoolDestroyed, PoolGroupAdd, PoolList,
+    Pool, PoolCheck, PoolCreate, PoolDestroy, PoolDestroyed, PoolGiveUp, PoolGroupAdd, PoolList,
 };
 use utoipa_axum::routes;
 
@@ -13,6 +13,7 @@ pub(super) fn routes() -> Routes {
         .routes(routes!(list, create))
         .routes(routes!(show))
         .routes(routes!(add_group))
+        .routes(routes!(give_up))
         .routes(routes!(check))
         .routes(routes!(destroy))
 }
@@ -62,6 +63,23 @@ async fn add_group(
 ) -> Answer<Pool> {
     work_on(daemon, of, move |disk_service, name| {
         disk_service.add_pool_group(name, &order)
+    })
+    .await
+}
+
+/// Uses a pool without a member that is lost
+#[utoipa::path(post, path = "/v1/pools/{name}/give-up", tag = "pools", params(("name" = String, Path)),
+    request_body = PoolGiveUp, responses(
+    (status = 200, description = "The catalog of the others counts", body = Pool),
+    Failure,
+))]
+async fn give_up(
+    State(daemon): Shared,
+    Path(of): Path<String>,
+    Body(order): Body<PoolGiveUp>,
+) -> Answer<Pool> {
+    work_on(daemon, of, move |disk_service, name| {
+        disk_service.give_up_member(name, &order)
     })
     .await
 }

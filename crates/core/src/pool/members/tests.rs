@@ -161,3 +161,15 @@ fn a_pool_without_a_current_member_is_refused() {
     let found = [has(superblock(0, 8, &[Behind]))];
     assert_eq!(why(&found), Why::NoneCurrent);
 }
+
+#[test]
+fn a_current_member_that_is_given_up_may_be_missing_but_not_the_last_one() {
+    let found = [has(superblock(0, 8, &[Current, Current])), None];
+    assert_eq!(why(&found), Why::Missing(1));
+    let standing = judge_without(POOL, &found, &[1]).expect("it is given up");
+    assert_eq!(standing.members[1].path, None);
+    let other = judge_without(POOL, &found, &[0]).unwrap_err();
+    assert_eq!(other.why, Why::Missing(1));
+    let nothing = judge_without(POOL, &[None, None], &[0, 1]).unwrap_err();
+    assert_eq!(nothing.why, Why::NoPool);
+}

@@ -274,6 +274,12 @@ impl DiskService {
             self.must_have_no_snapshots(&found, "they would be lost")
                 .map_err(|e| e.within(&what))?;
         }
+        let deletion = self.grants.begin_deletion(found.descriptor.uuid);
+        if deletion.is_none() {
+            return Err(Problem::new(ProblemCode::Busy, what)
+                .because("one of its snapshots is being read")
+                .remedy("end the programs that read its snapshots (NBD clients, backups), and try again"));
+        }
         if found.descriptor.has_layout() {
             self.delete_members(&found, &what)?;
         } else {

@@ -63,10 +63,8 @@ impl DiskService {
             None => {
                 let grants = setup.grants.clone();
                 let members = images.len();
-                Some(
-                    self.grants
-                        .enter(&self.pools, pool, uuid, grants, members)?,
-                )
+                let of = (name, uuid);
+                Some(self.grants.enter(&self.pools, pool, of, grants, members)?)
             }
         };
         Ok(OpenInPool {
@@ -74,6 +72,11 @@ impl DiskService {
             place,
             images,
         })
+    }
+
+    /// The part of an attached disk of its pool, if it is on one, as far as that is known without the catalog.
+    pub(crate) fn space_of(&self, live: &Attached) -> Option<DiskInPool> {
+        moment(live)
     }
 
     /// A disk's part of its pool, if it is on one.
@@ -86,9 +89,11 @@ impl DiskService {
             return None;
         }
         let uuid = found.descriptor.uuid;
-        let space = self
-            .pools
-            .with(&found.datastore, |open| Ok(open.space_of(uuid)));
+        let (pools, pool) = (Arc::clone(&self.pools), found.datastore.clone());
+        // A catalog that hangs is waited for only so long.
+        let space = self.looks.at(&found.datastore, move || {
+            pools.with(&pool, |open| Ok(open.space_of(uuid)))
+        });
         let (granted_bytes, reserved_bytes) = space.unwrap_or_default();
         let report = live.and_then(|live| live.layout()?.pool);
         let granted = live.and_then(Attached::space);
@@ -104,6 +109,20 @@ impl DiskService {
             problem: granted.and_then(|granted| granted.trouble),
         })
     }
+}
+
+/// The part of an attached disk of its pool, as far as that is known without the catalog.
+pub(super) fn moment(live: &Attached) -> Option<DiskInPool> {
+    let space = live.space()?;
+    let report = live.layout().and_then(|report| report.pool);
+    Some(DiskInPool {
+        reserved_bytes: 0,
+        granted_bytes: space.grants * GRANT,
+        mapped_bytes: report.as_ref().map(|report| report.mapped * EXTENT),
+        waiting: report.map_or(0, |report| report.waiting),
+        refused: space.is_refused,
+        problem: space.trouble,
+    })
 }
 
 /// Fails for a command that disks on pools do not have.

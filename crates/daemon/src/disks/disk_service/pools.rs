@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
+use tidegate_api::descriptor::Uuid;
+use tidegate_api::events::Happening;
 use tidegate_api::name::Name;
 use tidegate_api::pool::{
-    Pool, PoolCheck, PoolCreate, PoolDestroy, PoolDestroyed, PoolGroup, PoolGroupAdd, PoolLayout,
-    PoolLevel, PoolMember, PoolTier,
+    Pool, PoolCheck, PoolCreate, PoolDestroy, PoolDestroyed, PoolGiveUp, PoolGroup, PoolGroupAdd,
+    PoolLayout, PoolLevel, PoolMember, PoolTier, PoolUse,
 };
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::pool::level::Level;
@@ -14,8 +17,9 @@ use tidegate_core::pool::superblock::MemberState;
 use tidegate_core::pool::{GRANT, Tier};
 
 use super::DiskService;
+use crate::disks::notices::Notices;
 use crate::os_error::Outcome;
-use crate::pools::{OpenPool, Pools};
+use crate::pools::{Alarm, OpenPool, Pools};
 
 impl DiskService {
     /// All pools. One that cannot be used has its problem, and zeroes.
@@ -26,6 +30,19 @@ impl DiskService {
             Err(problem) => unusable(&self.pools, name, problem),
         };
         Ok(names.into_iter().map(pool).collect())
+    }
+
+    /// All pools that can be looked at within the usual time, for callers that poll.
+    pub(crate) fn pools_at_a_glance(&self) -> Vec<Pool> {
+        let names = self.pools.names().unwrap_or_default().into_iter();
+        let look = |name: Name| {
+            let (pools, of) = (Arc::clone(&self.pools), name.clone());
+            let seen = self
+                .surveys
+                .at(&name, move || pools.with(&of, |pool| describe(&of, pool)));
+            seen.unwrap_or_else(|problem| unusable(&self.pools, name, problem))
+        };
+        names.map(look).collect()
     }
 
     /// One pool.
@@ -63,6 +80,18 @@ impl DiskService {
             .map_err(|e| e.within(format!("cannot add a group to pool {name}")))?;
         tracing::info!(pool = %name, "has another group");
         self.grants.space_came(name);
+        self.pool(name)
+    }
+
+    /// Uses a pool without a member that is lost.
+    pub(crate) fn give_up_member(&self, name: &Name, order: &PoolGiveUp) -> Outcome<Pool> {
+        self.pools.give_up(name, order.member).map_err(|e| {
+            e.within(format!(
+                "cannot give up member {} of pool {name}",
+                order.member
+            ))
+        })?;
+        tracing::warn!(pool = %name, member = order.member, "a member of a pool was given up");
         self.pool(name)
     }
 
@@ -135,6 +164,18 @@ fn describe(name: &Name, pool: &OpenPool) -> Outcome<Pool> {
             trouble: member.trouble.clone(),
         });
     }
+    let disks = catalog.disks()?.into_iter();
+    let mut by_disk: Vec<PoolUse> = disks
+        .map(|(uuid, row)| {
+            let (granted_bytes, reserved_bytes) = pool.space_of(Uuid(uuid.to_be_bytes()));
+            PoolUse {
+                disk: row.name,
+                granted_bytes,
+                reserved_bytes,
+            }
+        })
+        .collect();
+    by_disk.sort_by_key(|of| std::cmp::Reverse(of.granted_bytes));
     Ok(Pool {
         name: name.clone(),
         uuid: String::new(),
@@ -142,19 +183,43 @@ fn describe(name: &Name, pool: &OpenPool) -> Outcome<Pool> {
         used_bytes: space.used * GRANT,
         reserved_bytes: space.reserved * GRANT,
         available_bytes: space.available * GRANT,
-        level: match space.level {
-            Level::Ample => PoolLevel::Ample,
-            Level::Filling => PoolLevel::Filling,
-            Level::Low => PoolLevel::Low,
-            Level::Critical => PoolLevel::Critical,
-        },
+        level: level_of(space.level),
         grant_bytes: GRANT,
         catalog_bytes,
         catalog_used_bytes,
         groups: groups.into_values().collect(),
-        disks: catalog.disks()?.len() as u64,
+        disks: by_disk.len() as u64,
+        by_disk,
         problem: None,
     })
+}
+
+fn level_of(level: Level) -> PoolLevel {
+    match level {
+        Level::Ample => PoolLevel::Ample,
+        Level::Filling => PoolLevel::Filling,
+        Level::Low => PoolLevel::Low,
+        Level::Critical => PoolLevel::Critical,
+    }
+}
+
+/// Makes events of pools' alarms.
+pub(super) fn alarms(notices: Arc<Notices>) -> impl Fn(&Name, Alarm) + Send + Sync {
+    move |pool, alarm| {
+        let happening = match alarm {
+            Alarm::Level(space) => Happening::PoolLevel {
+                pool: pool.clone(),
+                level: level_of(space.level),
+                used_bytes: (space.used + space.reserved) * GRANT,
+                size_bytes: space.all * GRANT,
+            },
+            Alarm::Refused(disk) => Happening::PoolFull {
+                pool: pool.clone(),
+                disk,
+            },
+        };
+        notices.add_of_pool(pool, happening);
+    }
 }
 
 fn layout_of(text: &str) -> PoolLayout {
@@ -184,6 +249,7 @@ fn unusable(pools: &Pools, name: Name, problem: Problem) -> Pool {
         catalog_used_bytes: 0,
         groups: Vec::new(),
         disks: 0,
+        by_disk: Vec::new(),
         problem: Some(problem),
     }
 }

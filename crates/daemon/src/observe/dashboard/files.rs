@@ -53,6 +53,7 @@ files! {
     "policy.js" "text/javascript; charset=utf-8";
     "snapshots.js" "text/javascript; charset=utf-8";
     "caches.js" "text/javascript; charset=utf-8";
+    "pools.js" "text/javascript; charset=utf-8";
     "threads.js" "text/javascript; charset=utf-8";
     "events.js" "text/javascript; charset=utf-8";
 }

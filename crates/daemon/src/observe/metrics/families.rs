@@ -87,6 +87,30 @@ families! {
         "1 for the current state of a member of the disk's layout, 0 for the others; `datastore` is the member's.";
     DISK_REBUILD: Gauge "tidegate_disk_rebuild_bytes" ["disk, datastore, member"]
         "Bytes that are left to copy to a member while it is rebuilt.";
+    POOL_BYTES: Gauge "tidegate_pool_bytes" ["pool"]
+        "Bytes of a pool of this host that disks can use.";
+    POOL_USED: Gauge "tidegate_pool_used_bytes" ["pool"]
+        "Bytes of it that disks have.";
+    POOL_RESERVED: Gauge "tidegate_pool_reserved_bytes" ["pool"]
+        "Bytes of it that thick disks have reserved and not taken yet.";
+    POOL_AVAILABLE: Gauge "tidegate_pool_available_bytes" ["pool"]
+        "Bytes that a thin disk could still take.";
+    POOL_DISKS: Gauge "tidegate_pool_disks" ["pool"]
+        "Disks on it.";
+    POOL_GROUP_BYTES: Gauge "tidegate_pool_group_bytes" ["pool, group, tier"]
+        "Bytes of a group of a pool that disks can use.";
+    POOL_GROUP_USED: Gauge "tidegate_pool_group_used_bytes" ["pool, group, tier"]
+        "Bytes of it that disks have.";
+    POOL_MEMBER_CURRENT: Gauge "tidegate_pool_member_current" ["pool, group, member"]
+        "1 while the member has the pool's current catalog, 0 while it has not, or is away.";
+    DISK_POOL_GRANTED: Gauge "tidegate_disk_pool_granted_bytes" ["disk, datastore"]
+        "Bytes of its pool that an attached disk has.";
+    DISK_POOL_MAPPED: Gauge "tidegate_disk_pool_mapped_bytes" ["disk, datastore"]
+        "Bytes of these that have data, of the disk and its snapshots.";
+    DISK_POOL_WAITING: Gauge "tidegate_disk_pool_waiting_writes" ["disk, datastore"]
+        "Writes of the disk that wait for space.";
+    DISK_POOL_REFUSED: Gauge "tidegate_disk_pool_refused" ["disk, datastore"]
+        "1 while the pool has no space for the disk, so that its writes to new space fail.";
     CACHE_BYTES: Gauge "tidegate_cache_bytes" ["cache"]
         "Bytes of a flash cache of this host that disks can use.";
     CACHE_FREE: Gauge "tidegate_cache_free_bytes" ["cache"]

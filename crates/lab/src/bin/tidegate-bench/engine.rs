@@ -7,7 +7,6 @@
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -17,14 +16,11 @@ use tidegate_core::governor::{self, Kind, Threshold};
 use tidegate_core::iocontrol::{DiskKey, Mode, Policy};
 use tidegate_core::layout::cache::CacheMode;
 use tidegate_core::layout::cache::area::Area;
-use tidegate_core::layout::pool::{Geometry, Grant, PoolSetup};
-use tidegate_core::layout::{LayoutOrder, LayoutSpec, Target};
+use tidegate_core::layout::{LayoutOrder, LayoutSpec};
 use tidegate_core::units::Span;
 use tidegate_engine::control::{self, UnderControl};
 use tidegate_engine::datastore::{OpenedImage, emulated, memory, null};
-use tidegate_engine::{
-    Disk, DiskSpec, Engine, Flash, IoSettings, LayoutOptions, PoolDisk, Settings,
-};
+use tidegate_engine::{Disk, DiskSpec, Engine, Flash, IoSettings, LayoutOptions, Settings};
 use tidegate_testing::peers;
 
 /// How long what is in flight may take to end.
@@ -56,8 +52,6 @@ pub(crate) enum Place {
     Cached,
     /// The same in write-back mode.
     WriteBack,
-    /// In a pool of two members in memory.
-    Pooled,
     /// On a modelled SSD, whose completions come one by one.
     Ssd,
 }
@@ -83,9 +77,7 @@ pub(crate) fn serve(
 ) -> Result<()> {
     let size = match place {
         Place::Null => peers::NULL_SIZE,
-        Place::Memory | Place::Cached | Place::WriteBack | Place::Pooled | Place::Ssd => {
-            MEMORY_SIZE
-        }
+        Place::Memory | Place::Cached | Place::WriteBack | Place::Ssd => MEMORY_SIZE,
     };
     let engine = Engine::start(&Settings {
         threads: 1,
@@ -117,10 +109,7 @@ pub(crate) fn serve(
             filters: Vec::new(),
             layout: LayoutSpec::Plain,
             io: IoSettings::default(),
-            layout_options: LayoutOptions {
-                pool: (place == Place::Pooled).then(|| pooled([number; 16], size)),
-                ..LayoutOptions::default()
-            },
+            layout_options: LayoutOptions::default(),
             control: control.as_ref().map(|control| UnderControl {
                 control: control.clone(),
                 key: DiskKey(number.into()),
@@ -131,7 +120,6 @@ pub(crate) fn serve(
             Place::Null => engine.attach(spec, null::open(size)),
             Place::Memory => engine.attach(spec, memory::open(size)?),
             Place::Ssd => engine.attach(spec, ssd(size)?),
-            Place::Pooled => engine.attach_members(spec, columns()?, PATIENCE),
             Place::Cached | Place::WriteBack => {
                 let members = vec![Some(memory::open(size)?)];
                 engine.attach_cached(spec, members, flash()?, PATIENCE)
@@ -161,37 +149,6 @@ pub(crate) fn serve(
     }
     engine.stop();
     Ok(())
-}
-
-/// What the catalog of a pool of two members says of a disk: it has a grant on each.
-fn pooled(disk: [u8; 16], size: u64) -> Arc<PoolDisk> {
-    let grant = |column: u16| Grant {
-        column,
-        number: 0,
-        life: 1 + u64::from(column),
-    };
-    Arc::new(PoolDisk {
-        setup: PoolSetup {
-            pool: [1; 16],
-            disk,
-            size,
-            geometry: Geometry::default(),
-            columns: vec![Target(0), Target(1)],
-            members: Vec::new(),
-            grants: vec![Some(grant(0)), Some(grant(1))],
-            ancestors: Vec::new(),
-            thick: false,
-        },
-        view: None,
-    })
-}
-
-/// The members of that pool, in memory.
-fn columns() -> Result<Vec<Option<OpenedImage>>> {
-    let geometry = Geometry::default();
-    let bytes = geometry.data_at + u64::from(geometry.extents) * geometry.extent();
-    let members = (0..2).map(|_| Ok(Some(memory::open(bytes)?)));
-    members.collect()
 }
 
 /// A disk on a modelled SSD.

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use tidegate_lab::statistics;
-use tidegate_testing::callgrind::{per_request, per_request_after, per_request_of_written};
+use tidegate_testing::callgrind::{per_request, per_request_after};
 use tidegate_testing::peers::{self, Store};
 
 use crate::bench::{Bench, TIDEGATE, missing};
@@ -21,9 +21,6 @@ const CONTROL_MOST: f64 = 1.03;
 /// What a read that the flash cache answers may cost, as a part of one without a cache: it is found, and checked.
 const HIT_MOST: f64 = 1.5;
 
-/// What a read of mapped space of a pool's disk may cost, as a part of one of a plain disk.
-const POOL_MOST: f64 = 1.3;
-
 /// Reads after which the cache has all of the disk.
 const CACHE_WARM_UP: u64 = 150_000;
 
@@ -31,31 +28,7 @@ const CACHE_WARM_UP: u64 = 150_000;
 pub(crate) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
     stacks(bench, report)?;
     control(bench, report)?;
-    cache(bench, report)?;
-    pool(bench, report)
-}
-
-/// Counts reads of a disk in a pool in memory, all of which is mapped, and of a plain disk in memory.
-fn pool(bench: &Bench, report: &mut Report) -> Result<()> {
-    let mut ratio = None;
-    if !missing(bench, report, &["valgrind"]) {
-        let count = |place| {
-            let sockets = [bench.path("counted.sock")];
-            let cpu = bench.server_cpu();
-            let launch = peers::engine_in_memory(&bench.itself(), &sockets, place, cpu);
-            per_request_of_written(bench.scratch.path(), &launch)
-        };
-        let (plain, pooled) = (count("memory")?, count("pooled")?);
-        report.notes.push(format!(
-            "instructions per read, a written disk in memory: {plain:.0}; in a pool in memory: {pooled:.0}"
-        ));
-        ratio = statistics::ratio(&[pooled], &[plain]);
-    }
-    let claim = "instructions per read of mapped space of a pool, by those of a plain disk";
-    report
-        .checks
-        .push(Check::new(claim, Rule::AtMost(POOL_MOST), ratio, 1));
-    Ok(())
+    cache(bench, report)
 }
 
 /// Counts reads of a disk in memory, with a flash cache in memory that has all of it and without.

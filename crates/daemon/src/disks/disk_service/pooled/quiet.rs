@@ -17,7 +17,7 @@ use crate::config::plan;
 use crate::disks::attached::Attached;
 use crate::host::{self, Opened};
 use crate::os_error::Outcome;
-use crate::pools::grants::{DiskOnPool, InPool};
+use crate::pools::grants::{DiskOnPool, InPool, View};
 use crate::pools::reported::Reported;
 use crate::store::Found;
 
@@ -32,6 +32,8 @@ pub(crate) struct Quiet {
     disk: Arc<QuietDisk>,
     /// None: it only shows a snapshot.
     place: Option<InPool>,
+    /// That it shows one.
+    view: Option<View>,
 }
 
 struct QuietDisk(host::Disk);
@@ -60,7 +62,7 @@ impl Drop for Quiet {
         if let Err(problem) = self.disk.0.detach(Some(PARTING)) {
             tracing::warn!(%problem, "a disk on a pool that was open without front ends is not closed yet");
         }
-        drop(self.place.take());
+        drop((self.place.take(), self.view.take()));
     }
 }
 
@@ -111,6 +113,20 @@ impl DiskService {
         if !found.is_pooled() {
             return Err(not_pooled(found));
         }
+        // First: the disk is not deleted from now on.
+        let shown = match view {
+            None => None,
+            Some(_) => {
+                let shown = self.grants.view(found.descriptor.uuid);
+                Some(shown.ok_or_else(|| {
+                    Problem::new(
+                        ProblemCode::NotFound,
+                        format!("disk {} is being deleted", found.name),
+                    )
+                    .remedy("list the disks: tidegate disk list")
+                })?)
+            }
+        };
         let pooled = self.open_pooled(found, view)?;
         let mut plan = plan::disk(found)?;
         plan.read_only |= view.is_some();
@@ -125,6 +141,7 @@ impl DiskService {
         let quiet = Quiet {
             disk: Arc::new(QuietDisk(disk)),
             place: pooled.place,
+            view: shown,
         };
         if let Some(place) = &quiet.place {
             let disk: Arc<dyn DiskOnPool> = Arc::<QuietDisk>::clone(&quiet.disk);

@@ -4,10 +4,14 @@ use super::*;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use tidegate_api::disk::Allocation;
-use tidegate_api::pool::{PoolCreate, PoolDestroy, PoolGroupAdd, PoolGroupSpec};
+use tidegate_api::events::Happening;
+use tidegate_api::pool::{
+    PoolCreate, PoolDestroy, PoolGiveUp, PoolGroupAdd, PoolGroupSpec, PoolLevel,
+};
 use tidegate_core::layout::{LayoutNotice, LayoutOrder};
 
-use super::super::pooled::quiet::Quiet;
+use super::super::pooled::quiet::{InUse, Quiet};
+use crate::disks::notices::Notice;
 use crate::host::nbd::{ExportInfo, Negotiated};
 
 mod snapshots;
@@ -64,6 +68,16 @@ fn detach(stage: &Stage, disk: &str) {
         .disk_service
         .detach(&name(disk), Clients::Disconnect)
         .unwrap();
+}
+
+/// What an administrator was told of pools since the last call.
+fn happenings(stage: &Stage) -> Vec<Happening> {
+    let notices = stage.disk_service.notices().take().into_iter();
+    let of_pool = notices.filter_map(|(_, notice)| match notice {
+        Notice::Member { happening, .. } => Some(happening),
+        _ => None,
+    });
+    of_pool.collect()
 }
 
 /// A client of an attached disk, with simple replies.
@@ -270,7 +284,23 @@ fn a_full_pool_fails_writes_to_new_space_only_until_a_group_is_added_or_a_disk_d
             .unwrap()
             .refused
     );
+    let problems = stage.disk_service.troubles();
+    let problem = problems.iter().find(|it| it.code == ProblemCode::Full);
+    let problem = problem.expect("the pool is full");
+    assert!(problem.what.contains("pool p is 100 % full"), "{problem}");
+    let words: Vec<_> = happenings(&stage).iter().map(|it| it.word()).collect();
+    assert_eq!(words, ["pool-level", "pool-level", "pool-full"]);
     add_group(&stage, &["b"]);
+    assert!(matches!(
+        happenings(&stage).as_slice(),
+        [
+            Happening::PoolLevel {
+                level: PoolLevel::Ample,
+                ..
+            },
+            ..
+        ]
+    ));
     // The disk gets space without asking again.
     let live = stage.disk_service.live().get(&name("vm1")).unwrap();
     let until = std::time::Instant::now() + Duration::from_secs(20);
@@ -467,14 +497,70 @@ fn a_detached_disk_takes_orders_and_a_generation_is_shown_beside_it() {
         panic!("{taken:?}");
     };
     assert_eq!(open.report().unwrap().generations.len(), 2);
-    drop(open);
-    attach(&stage, "vm1");
-    let mut client = Client::of(&stage, "vm1");
+    let InUse::Quiet(disk) = &open else {
+        panic!("it is detached");
+    };
+    let mut client = Client::of_quiet(disk);
     assert_eq!(client.write(0, 2), 0);
     let view = service.open_quietly(&found, Some(generation)).unwrap();
     let mut before = Client::of_quiet(&view);
     assert!(before.has(0, 1) && client.has(0, 2));
     assert_ne!(before.write(0, 3), 0, "it only shows what was");
+    drop((client, open));
+    let refused = service.delete(&name("vm1")).unwrap_err();
+    assert!(refused.to_string().contains("is being read"), "{refused}");
+    assert!(before.has(0, 1));
     drop((before, view));
-    assert!(client.has(0, 2));
+    service.delete(&name("vm1")).unwrap();
+}
+
+#[test]
+fn a_lost_member_is_given_up_by_name_and_disks_without_data_there_go_on() {
+    let stage = stage();
+    create_pool(&stage, &["a"]);
+    add_group(&stage, &["b"]);
+    create(&stage, "vm1", 1 << 40).unwrap();
+    attach(&stage, "vm1");
+    let mut client = Client::of(&stage, "vm1");
+    assert_eq!(client.write(0, 1), 0);
+    client.flush();
+    drop(client);
+    detach(&stage, "vm1");
+    let service = &stage.disk_service;
+    let give_up = |member| service.give_up_member(&name("p"), &PoolGiveUp { member });
+    assert_eq!(
+        give_up(1).unwrap_err().code,
+        ProblemCode::Busy,
+        "nothing is lost"
+    );
+    service.pools.end();
+    fs::rename(
+        stage.place.path().join("b"),
+        stage.place.path().join("gone"),
+    )
+    .unwrap();
+    let refused = service.pool(&name("p")).unwrap_err();
+    assert!(
+        refused
+            .remedy
+            .unwrap()
+            .contains("tidegate pool give-up p 1")
+    );
+    assert!(give_up(0).is_err(), "another one is missing");
+    let pool = give_up(1).unwrap();
+    assert!(!pool.groups[1].members[0].is_current);
+    attach(&stage, "vm1");
+    let mut client = Client::of(&stage, "vm1");
+    assert!(client.has(0, 1));
+    // Nothing is put on the lost member.
+    for nth in 1..200 {
+        assert_eq!(client.write(nth << 20, 2), 0, "MiB {nth}");
+    }
+    drop(client);
+    detach(&stage, "vm1");
+    // The others have recorded it: the pool opens without another consent.
+    service.pools.end();
+    attach(&stage, "vm1");
+    let mut client = Client::of(&stage, "vm1");
+    assert!(client.has(199 << 20, 2));
 }
