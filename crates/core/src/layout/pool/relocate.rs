@@ -134,9 +134,6 @@ impl Pool {
         cx: &mut LayoutCx<'_>,
         columns: u32,
     ) -> Result<Ordered, OrderRefusal> {
-        if columns != 0 && self.columns_without(columns) == 0 {
-            return Err(OrderRefusal::NoColumn);
-        }
         let relocation = &mut self.relocation;
         relocation.vacate = columns;
         relocation.next = 0;
@@ -327,6 +324,10 @@ impl Pool {
             for grant in self.setup.grants.iter().flatten() {
                 self.targets |= 1 << self.setup.columns[usize::from(grant.column)].0;
             }
+        }
+        if !is_empty && self.table.dirty() > 0 && self.waiters.is_empty() {
+            // A grant is empty once its header says so.
+            self.waiters.push(Waiter::Nobody);
         }
         match is_empty {
             true if !core::mem::replace(&mut self.relocation.is_reported, true) => {

@@ -58,7 +58,8 @@ impl Pool {
 
     /// Begins to move the headers in a grant where nothing else is.
     pub(super) fn begin_home(&mut self, cx: &mut LayoutCx<'_>, from: u32) {
-        let has_readers = self.relocation.has_readers == super::Readers::Coming;
+        // Whoever begins to read finds the headers where the catalog said.
+        let has_readers = self.relocation.has_readers != super::Readers::No;
         if self.relocation.home.is_some() || has_readers {
             return;
         }
