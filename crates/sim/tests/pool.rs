@@ -2,8 +2,10 @@
 
 use tidegate_core::request::{Flags, Op};
 use tidegate_sim::crash::explore::Failure;
-use tidegate_sim::crash::pool::explore::{Act, Depth, acts, explore, fail_each, request};
-use tidegate_sim::crash::pool::{SUB_BLOCK, Setup, seeds};
+use tidegate_sim::crash::pool::explore::{
+    Act, Depth, acts, explore, explore_one, fail_each, request,
+};
+use tidegate_sim::crash::pool::{EXTENT, SUB_BLOCK, Setup, seeds};
 
 /// Steps of a random run: as many as one of `cargo xtask sim --stack` has.
 const STEPS: u32 = 2_000;
@@ -62,6 +64,8 @@ fn whichever_io_fails_a_pool_loses_nothing_that_was_answered() {
     let discard = Act::Guest(request(Op::Discard, Flags::NONE, 0, SUB_BLOCK));
     let zeroes = Act::Guest(request(Op::WriteZeroes, Flags::FUA, 3, 2 * SUB_BLOCK));
     let of_clone = Act::GuestOfClone(request(Op::Write, Flags::FUA, 1, 2));
+    let other_sub_block = Act::Guest(request(Op::Write, Flags::NONE, SUB_BLOCK, SUB_BLOCK));
+    let hidden = Act::Guest(request(Op::WriteZeroes, Flags::NONE, SUB_BLOCK, SUB_BLOCK));
     let released = [
         write(1, Flags::NONE),
         flush,
@@ -70,7 +74,7 @@ fn whichever_io_fails_a_pool_loses_nothing_that_was_answered() {
         flush,
         write(1, Flags::FUA),
     ];
-    let workloads: [&[Act]; 7] = [
+    let workloads: [&[Act]; 8] = [
         &[write(1, Flags::FUA), write(300, Flags::NONE), flush],
         &[write(1, Flags::NONE), Act::Snapshot, write(1, Flags::FUA)],
         &[discard, Act::Snapshot, Act::Delete, flush, Act::Detach],
@@ -78,6 +82,8 @@ fn whichever_io_fails_a_pool_loses_nothing_that_was_answered() {
         &[Act::Clone, of_clone, Act::Remove, write(1, Flags::FUA)],
         // What was released is in a header that fails, and the write with FUA in another one.
         &released,
+        // The place of a copy that has failed is not zeroed.
+        &[write(1, Flags::FUA), other_sub_block, hidden, flush],
         &[zeroes, Act::AddColumn, Act::Snapshot, Act::Detach],
     ];
     for acts in workloads {
@@ -86,6 +92,65 @@ fn whichever_io_fails_a_pool_loses_nothing_that_was_answered() {
             Err(failure) => panic_with(&failure),
         }
     }
+}
+
+fn one_holds(setup: &Setup, workload: &[Act], stride: u32) {
+    let found = explore_one(setup, workload, stride);
+    if let Some(failure) = &found.failure {
+        panic_with(failure);
+    }
+    assert!(found.runs > 50, "{}", found.runs);
+}
+
+#[test]
+fn directed_what_was_discarded_is_not_overwritten_before_that_is_durable() {
+    // Three extents for three of the disk: what is written next takes the place of what was discarded.
+    let full = Setup {
+        columns: 1,
+        grants: 1,
+        disks: 1,
+        ..Setup::default()
+    };
+    let of = |op, extent: u64| Act::Guest(request(op, Flags::NONE, extent * EXTENT, SUB_BLOCK));
+    let discard =
+        |extent: u64| Act::Guest(request(Op::Discard, Flags::NONE, extent * EXTENT, EXTENT));
+    let flush = Act::Guest(request(Op::Flush, Flags::NONE, 0, 0));
+    let workload = [
+        Act::Delete,
+        of(Op::Write, 1),
+        of(Op::Write, 2),
+        flush,
+        discard(0),
+        discard(1),
+        of(Op::Write, 1),
+    ];
+    one_holds(&full, &workload, 1);
+}
+
+#[test]
+fn directed_a_grant_that_only_hides_something_is_not_given_back() {
+    let setup = Setup {
+        columns: 1,
+        grants: 8,
+        disks: 1,
+        sectors: 10 * EXTENT,
+        ..Setup::default()
+    };
+    let all = |op| Act::Guest(request(op, Flags::NONE, 0, 10 * EXTENT));
+    let flush = Act::Guest(request(Op::Flush, Flags::NONE, 0, 0));
+    let workload = [
+        all(Op::Write),
+        Act::Snapshot,
+        all(Op::Write),
+        flush,
+        all(Op::Discard),
+        all(Op::Read),
+        flush,
+        all(Op::Read),
+        Act::Detach,
+        all(Op::Read),
+    ];
+    one_holds(&setup, &workload, 11);
 }
 
 #[test]

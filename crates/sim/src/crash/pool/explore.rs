@@ -138,21 +138,48 @@ pub fn explore(setup: &Setup, acts: &[Act], depth: Depth) -> Explored {
         let workload: Vec<Act> = word.collect();
         found.workloads += 1;
         let number = u32::try_from(found.workloads).unwrap_or(u32::MAX);
-        // With nothing under way between two acts, and with everything.
-        for beside in [false, true] {
-            let mut at = number % depth.stride;
-            while let Some(outcome) = crash_at(&formatted, &workload, beside, at, &mut found.runs) {
-                if let Err(failure) = outcome {
-                    found.failure = Some(failure);
-                    return found;
-                }
-                at += depth.stride;
-            }
-        }
-        if !words.advance() {
+        let first = number % depth.stride;
+        found.failure = crash_each(
+            &formatted,
+            &workload,
+            [first, depth.stride],
+            &mut found.runs,
+        );
+        if found.failure.is_some() || !words.advance() {
             return found;
         }
     }
+}
+
+/// Runs one workload with a crash at one in so many steps.
+pub fn explore_one(setup: &Setup, workload: &[Act], stride: u32) -> Explored {
+    let mut found = Explored {
+        workloads: 1,
+        ..Explored::default()
+    };
+    let formatted = Formatted::new(setup);
+    found.failure = crash_each(&formatted, workload, [0, stride], &mut found.runs);
+    found
+}
+
+/// Runs a workload with a crash at the first of these steps, and at each one so many steps later.
+fn crash_each(
+    formatted: &Formatted,
+    workload: &[Act],
+    [first, stride]: [u32; 2],
+    runs: &mut u64,
+) -> Option<Failure> {
+    // With nothing under way between two acts, and with everything.
+    for beside in [false, true] {
+        let mut at = first;
+        while let Some(outcome) = crash_at(formatted, workload, beside, at, runs) {
+            if let Err(failure) = outcome {
+                return Some(failure);
+            }
+            at += stride;
+        }
+    }
+    None
 }
 
 /// Runs a workload up to this step, with a crash there. None: it has fewer steps.

@@ -218,6 +218,10 @@ impl World {
         self.current.insert(disk, report.current);
         let now = self.oracle.history(disk).tick();
         self.own.insert(disk, (now, BTreeSet::new()));
+        // What is still under way may need space in the new one.
+        let seat = seat_of(disk);
+        let pending = self.pending.values_mut().filter(|it| it.seat == seat);
+        pending.for_each(|it| it.has_space = false);
     }
 
     /// A layout reports something.
