@@ -148,7 +148,7 @@ pub struct DiskImport {
     pub existing: Existing,
 }
 
-/// A request to write a detached disk to an image file.
+/// A request to write a detached disk, or a snapshot of one, to an image file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskExport {
@@ -161,6 +161,9 @@ pub struct DiskExport {
     /// What to do if the file already exists.
     #[serde(default)]
     pub existing: Existing,
+    /// The snapshot of the disk to write; null: the disk as it is. A snapshot is written also if the disk is attached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<Name>,
 }
 
 /// What to do about an existing file.

@@ -5,7 +5,7 @@
 //!
 //! Reading order: [`units`], [`name`] and [`or_default`] (the smallest values), [`config`] (`tidegate.toml`), [`descriptor`]
 //! (`disk.toml`), [`datastore`], [`disk`], [`iocontrol`], [`group`], [`cache`], [`pool`], [`snapshot`], [`stats`], [`curve`], [`explain`], [`events`],
-//! [`status`], [`thread`], [`tree`], [`job`] (the types in REST), [`problem`] (the type of errors), [`routes`] (every route with its types).
+//! [`status`], [`thread`], [`tree`], [`job`], [`backup`] (the types in REST), [`problem`] (the type of errors), [`routes`] (every route with its types).
 //!
 //! # Units
 //! In JSON a key ends in its unit (`size_bytes`, `p99_us`, `limit_iops`) and its value is a plain number. In TOML and
@@ -13,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod backup;
 pub mod cache;
 pub mod config;
 pub mod curve;

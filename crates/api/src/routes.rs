@@ -9,6 +9,7 @@
 
 use std::marker::PhantomData;
 
+use crate::backup::{BackupCreate, BackupList, BackupRestore, BackupVerify};
 use crate::cache::{Cache, CacheCreate, CacheDeviceAdd, CacheFlush, CacheList, DiskFlashSet};
 use crate::curve::DiskCurve;
 use crate::datastore::{Datastore, DatastoreAdd, DatastoreList, DatastoreSet};
@@ -234,6 +235,14 @@ routes! {
     DISK_SNIPPET: Get "/v1/disks/{name}/snippets/{for}", Nothing => Snippet;
     /// Writes a disk to an image file. Returns a job.
     DISK_EXPORT: Post "/v1/disks/{name}/export", DiskExport => Job;
+    /// Backs a disk up to a directory. Returns a job.
+    BACKUP_CREATE: Post "/v1/disks/{name}/backup", BackupCreate => Job;
+    /// The backups of a directory, by its path.
+    BACKUPS: Get "/v1/backups/{dir}", Nothing => BackupList;
+    /// Compares the files of backups with their checksums. Returns a job.
+    BACKUP_VERIFY: Post "/v1/backups/verify", BackupVerify => Job;
+    /// Restores a backup to a file or a new disk. Returns a job.
+    BACKUP_RESTORE: Post "/v1/backups/restore", BackupRestore => Job;
     /// Creates a disk from an image file. Returns a job.
     DISK_IMPORT: Post "/v1/import", DiskImport => Job;
     /// All groups of disks.

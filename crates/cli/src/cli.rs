@@ -13,8 +13,8 @@ use crate::failure::Failure;
 use crate::output::{Colour, Console, Format, Talk};
 use crate::session::Session;
 use crate::{
-    cache, datastore, disk, documents, events, explain, filter, group, job, lab, mount, pool,
-    serve, stats, status, thread, top, tree,
+    backup, cache, datastore, disk, documents, events, explain, filter, group, job, lab, mount,
+    pool, serve, stats, status, thread, top, tree,
 };
 
 /// Tidegate serves virtual disks from datastores to virtual machines and NBD clients
@@ -118,6 +118,8 @@ enum Command {
     Cache(cache::Cache),
     #[command(subcommand)]
     Pool(pool::Pool),
+    Backup(backup::Backup),
+    Restore(backup::Restore),
     #[command(subcommand)]
     Thread(thread::Thread),
     Get(tree::Get),
@@ -183,6 +185,8 @@ impl Cli {
             Command::Group(verb) => verb.run(session),
             Command::Cache(verb) => verb.run(session),
             Command::Pool(verb) => verb.run(session),
+            Command::Backup(verb) => verb.run(session),
+            Command::Restore(verb) => verb.run(session),
             Command::Thread(verb) => verb.run(session),
             Command::Get(verb) => verb.run(session),
             Command::Set(verb) => verb.run(session),

@@ -13,6 +13,7 @@ use clap::Parser;
 use clap::builder::Resettable;
 use clap_complete::CompleteEnv;
 
+mod backup;
 mod cache;
 mod cli;
 mod client;

@@ -4,6 +4,7 @@
 //! decided and decides nothing itself.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -18,12 +19,14 @@ use tidegate_core::curve::Curve;
 use tidegate_core::filter::FilterReport;
 use tidegate_core::filter::stats::StatsReport;
 use tidegate_core::iocontrol::{GroupId, GroupPolicy, Policy};
+use tidegate_core::layout::pool::Generation;
 use tidegate_core::request::DiskId;
 use tidegate_core::units::{Span, Time};
 use tidegate_engine::datastore::condition::Harm;
 use tidegate_engine::datastore::dir::SharedFile;
 use tidegate_engine::datastore::{OpenedImage, dir, emulated, memory, nbd as upstream, null};
 use tidegate_engine::lease::{Lease, Watch};
+use tidegate_engine::nbd::bitmap::Bitmap;
 use tidegate_engine::{
     Control, DenseSettings, DiskCurves, DiskReading, DiskSpec, Engine, IoSettings, Kind, Settings,
     UnderControl, control,
@@ -650,6 +653,32 @@ impl Disk {
             self.disk
                 .serve_nbd_present(socket, negotiated, Vec::new(), Box::new(presence));
         served.map_err(|e| problem(&e).within(format!("cannot serve disk {}", self.disk.name())))
+    }
+
+    /// As [`Disk::serve_nbd`], with the bitmaps that the client selected, by the ids of their contexts.
+    pub(crate) fn serve_nbd_bitmaps(
+        &self,
+        socket: OwnedFd,
+        negotiated: &nbd::Negotiated,
+        bitmaps: Vec<(u32, Bitmap)>,
+        presence: impl Send + 'static,
+    ) -> Outcome<()> {
+        let (early, presence) = (Vec::new(), Box::new(presence));
+        let served = self
+            .disk
+            .serve_nbd_bitmaps(socket, negotiated, early, bitmaps, presence);
+        served.map_err(|e| problem(&e).within(format!("cannot serve disk {}", self.disk.name())))
+    }
+
+    /// Which parts of a pool's disk may differ between two of its generations, in bytes, ascending. None: there is no such
+    /// generation.
+    pub(crate) fn changed(
+        &self,
+        from: Generation,
+        to: Generation,
+    ) -> Outcome<Option<Vec<Range<u64>>>> {
+        let changed = self.disk.changed(from, to);
+        changed.map_err(|e| problem(&e).within(format!("cannot query disk {}", self.disk.name())))
     }
 
     /// Speaks vhost-user with a virtual machine, on a separate thread. `presence` lasts as long as it is connected.

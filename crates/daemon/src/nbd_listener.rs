@@ -20,8 +20,8 @@ use std::time::Duration;
 
 use rustix::net::{AddressFamily, sockopt};
 use tidegate_api::disk::ClientKind;
-use tidegate_api::name::Name;
 use tidegate_api::problem::Problem;
+use tidegate_api::snapshot::SnapshotName;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::oneshot;
@@ -30,7 +30,8 @@ use tokio_rustls::TlsAcceptor;
 use crate::accept;
 use crate::accept::unix_peer;
 use crate::disks::attached::{Attached, AttachedDisks};
-use crate::host::nbd::{self, Handshake, Refusal, Step, Tls};
+use crate::disks::views::{self, Views};
+use crate::host::nbd::{self, ExportInfo, Handshake, Refusal, Step, Tls};
 use crate::listen::sockets::Listening;
 use crate::listen::tls::refused;
 
@@ -269,14 +270,84 @@ where
         (Some(End::StartTls), EndpointSecurity::Plain) | (None, _) => return Ok(()),
     };
     let refused = |problem: Problem| Gone::Refused(problem.to_string());
-    let (live, negotiated) = chosen;
-    ticket.sit(live.name()).map_err(refused)?;
-    live.serve_nbd(socket, &negotiated, kind, peer, stay)
-        .map_err(refused)
+    let (export, negotiated) = chosen;
+    match export {
+        Export::Disk(live) => {
+            ticket.sit(live.name()).map_err(refused)?;
+            live.serve_nbd(socket, &negotiated, kind, peer, stay)
+                .map_err(refused)
+        }
+        Export::View(views, name) => {
+            ticket.sit(&name.disk).map_err(refused)?;
+            // Opening it reads the pool's headers.
+            let serve = move || {
+                let view = views.open(&name)?;
+                view.serve_nbd(socket, &negotiated, stay)
+            };
+            let served = tokio::task::spawn_blocking(serve).await;
+            served.map_err(io::Error::other)?.map_err(refused)
+        }
+    }
+}
+
+/// What an NBD client can select.
+enum Export {
+    /// An attached disk.
+    Disk(Arc<Attached>),
+    /// A snapshot, as `vm1@monday`.
+    View(Arc<Views>, SnapshotName),
+}
+
+impl Export {
+    /// Whether an export name that was negotiated with a client is this one's.
+    fn is_called(&self, name: &str) -> bool {
+        match self {
+            Export::Disk(live) => live.is_called(name),
+            Export::View(_, view) => view.to_string() == name,
+        }
+    }
+}
+
+/// The export of a name, and what a client learns of it.
+async fn look_up(disks: &AttachedDisks, name: &str) -> Option<(Export, ExportInfo)> {
+    if let Some(live) = disks.export(name) {
+        let info = live.export_info();
+        return Some((Export::Disk(live), info));
+    }
+    let (name, views) = (views::of_export(name)?, disks.views()?);
+    let describe = move || {
+        let info = views.export_info(&name);
+        (views, name, info)
+    };
+    let (views, name, info) = tokio::task::spawn_blocking(describe).await.ok()?;
+    match info {
+        Ok(info) => Some((Export::View(views, name), info)),
+        Err(problem) => {
+            tracing::debug!(%problem, export = %name, "an export cannot be described");
+            None
+        }
+    }
+}
+
+/// The names and descriptions of all exports.
+async fn listed(disks: &AttachedDisks) -> Vec<(String, String)> {
+    let names = disks.names().into_iter();
+    let mut exports: Vec<_> = names
+        .map(|name| (name.to_string(), String::new()))
+        .collect();
+    let Some(views) = disks.views() else {
+        return exports;
+    };
+    let snapshots = tokio::task::spawn_blocking(move || views.names()).await;
+    for name in snapshots.unwrap_or_default() {
+        let description = format!("snapshot {} of disk {}", name.snapshot, name.disk);
+        exports.push((name.to_string(), description));
+    }
+    exports
 }
 
 enum End {
-    Chosen((Arc<Attached>, nbd::Negotiated)),
+    Chosen((Export, nbd::Negotiated)),
     StartTls,
 }
 
@@ -288,20 +359,20 @@ async fn negotiate<S: AsyncRead + AsyncWrite + Unpin>(
 ) -> io::Result<Option<End>> {
     let mut input = Vec::new();
     let mut output = Vec::new();
-    let mut looked_up: Option<Arc<Attached>> = None;
+    let mut looked_up: Option<Export> = None;
     loop {
         let (used, step) = handshake.advance(&input, &mut output);
         input.drain(..used);
         let need = match step {
             Step::Lookup(name) => {
-                looked_up = disks.export(&name);
-                let found = looked_up.as_ref().map(|live| live.export_info());
-                handshake.found(found.ok_or(Refusal::Unknown), &mut output);
+                let (export, info) = look_up(disks, &name).await.unzip();
+                looked_up = export;
+                handshake.found(info.ok_or(Refusal::Unknown), &mut output);
                 0
             }
             Step::List => {
-                let names = disks.names();
-                let exports = names.iter().map(|name: &Name| (name.as_str(), ""));
+                let exports = listed(disks).await;
+                let exports = exports.iter().map(|(name, about)| (&**name, &**about));
                 handshake.listed(Ok(exports), &mut output);
                 0
             }
@@ -323,14 +394,16 @@ async fn negotiate<S: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
-fn finish(step: Step, looked_up: Option<Arc<Attached>>, left: &[u8]) -> io::Result<Option<End>> {
+fn finish(step: Step, looked_up: Option<Export>, left: &[u8]) -> io::Result<Option<End>> {
     assert!(left.is_empty(), "no byte is read before it is needed");
     match step {
         Step::Finished(negotiated) => {
-            let live = looked_up.filter(|live| live.is_called(&negotiated.export.name));
+            let name = &negotiated.export.name;
+            let export = looked_up.filter(|export| export.is_called(name));
             // The disk may have been detached between the client's request and its choice.
-            let live = live.ok_or_else(|| io::Error::other("the disk was detached meanwhile"))?;
-            Ok(Some(End::Chosen((live, negotiated))))
+            let export =
+                export.ok_or_else(|| io::Error::other("the disk was detached meanwhile"))?;
+            Ok(Some(End::Chosen((export, negotiated))))
         }
         Step::StartTls => Ok(Some(End::StartTls)),
         Step::Violation(violation) => Err(io::Error::new(

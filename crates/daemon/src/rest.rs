@@ -30,6 +30,7 @@ use crate::disks::disk_service::DiskService;
 use crate::os_error::{self, Outcome};
 
 pub(crate) mod api_listener;
+mod backups;
 mod caches;
 mod daemon;
 pub(crate) mod dashboard;
@@ -68,6 +69,7 @@ fn routes() -> Routes {
         .merge(pools::routes())
         .merge(layouts::routes())
         .merge(jobs::routes())
+        .merge(backups::routes())
         .merge(stats::routes())
         .merge(explain::routes())
         .merge(events::routes())

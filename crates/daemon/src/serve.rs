@@ -142,6 +142,7 @@ async fn live(prepared: Prepared) -> Outcome<()> {
         certificates.add(format!("dashboard {url}"), validity.clone());
     }
 
+    disk_service.offer_views();
     let services = Arc::new(Services::new(Arc::clone(&disk_service), certificates));
     let daemon = Arc::new(Daemon::new(
         services,

@@ -54,7 +54,7 @@ pub(crate) use disks::{Found, Identity, NewFolder, Unpublished};
 pub(crate) use home::{COMMON, mark_file, mark_of};
 pub(crate) use pooled::Catalogs;
 pub(crate) use snapshot_list::{ListedSnapshot, ListedSnapshots, MOST as MOST_SNAPSHOTS};
-pub(crate) use snapshots::ImageDraft;
+pub(crate) use snapshots::{ImageDraft, snapshot_image};
 
 /// The largest state file that is read.
 const MAX_STATE_BYTES: usize = 1 << 20;

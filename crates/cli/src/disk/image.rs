@@ -1,14 +1,17 @@
 //! `tidegate disk import` and `export`: image files become disks, and disks image files.
 
+use std::fmt;
 use std::io::IsTerminal;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use clap::{Args, ValueHint};
 use tidegate_api::job::{DiskExport, DiskImport, Existing, ImageFormat};
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_api::routes;
+use tidegate_api::snapshot::SnapshotName;
 
 use super::spool::Spool;
 use crate::client::Client;
@@ -169,20 +172,21 @@ impl Import {
     }
 }
 
-/// Write a disk to an image file or a block device
+/// Write a disk or a snapshot to an image file or a block device
 ///
-/// The disk must be detached. Holes are preserved. Interrupting this command does not stop the export: `tidegate job list`
+/// A disk must be detached. A snapshot of one, such as web1@monday, is written at any time. Holes are preserved. Interrupting this command does not stop the export: `tidegate job list`
 /// shows it, `tidegate job cancel` stops it.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   tidegate disk export web1 web1.qcow2
+  tidegate disk export web1@monday web1.qcow2
   tidegate disk export db1 /backup/db1.img --replace
   tidegate disk export db1 /dev/vg0/db1 --replace")]
 pub(crate) struct Export {
-    /// The disk
-    #[arg(add = complete::disks())]
-    name: Name,
+    /// The disk, or a snapshot of one: DISK@SNAPSHOT
+    #[arg(value_name = "DISK", add = complete::disks())]
+    name: DiskOrSnapshot,
 
     /// The image file, in a directory where the daemon may write; or a block device
     #[arg(value_hint = ValueHint::FilePath)]
@@ -203,10 +207,43 @@ pub(crate) struct Export {
     no_wait: bool,
 }
 
+/// A disk, or a snapshot of one.
+#[derive(Clone, Debug)]
+struct DiskOrSnapshot {
+    disk: Name,
+    snapshot: Option<Name>,
+}
+
+impl FromStr for DiskOrSnapshot {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<DiskOrSnapshot, String> {
+        if !text.contains('@') {
+            let disk = text.parse::<Name>().map_err(|e| e.to_string())?;
+            let snapshot = None;
+            return Ok(DiskOrSnapshot { disk, snapshot });
+        }
+        let SnapshotName { disk, snapshot } = text.parse()?;
+        let snapshot = Some(snapshot);
+        Ok(DiskOrSnapshot { disk, snapshot })
+    }
+}
+
+impl fmt::Display for DiskOrSnapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.snapshot {
+            Some(snapshot) => write!(f, "{}@{snapshot}", self.disk),
+            None => write!(f, "disk {}", self.disk),
+        }
+    }
+}
+
 impl Export {
     /// Runs the verb.
     pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
+        let DiskOrSnapshot { disk, snapshot } = &self.name;
         let order = DiskExport {
+            snapshot: snapshot.clone(),
             file: absolute(&self.file)?,
             format: self.format,
             existing: if self.replace {
@@ -215,16 +252,15 @@ impl Export {
                 Existing::Keep
             },
         };
-        let name = self.name.as_str();
         let client = session.client()?;
-        let job = client.order(routes::DISK_EXPORT, &[name], &order)?;
+        let job = client.order(routes::DISK_EXPORT, &[disk.as_str()], &order)?;
         if self.no_wait {
             return session.console.show(&job);
         }
         let job = job::follow(&client, &session.console, job)?;
         session.console.done(
             &job,
-            &format!("disk {name} exported to {}", order.file.display()),
+            &format!("{} exported to {}", self.name, order.file.display()),
         )
     }
 }

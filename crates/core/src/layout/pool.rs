@@ -361,7 +361,7 @@ impl Layout for Pool {
                 self.begin_commit(cx);
                 Map::Issued
             }
-            Op::Extents => self.map_extents(io),
+            Op::Extents => self.map_extents(cx, io),
             Op::Prefetch => match self.direct(Op::Read, io.flags, io.offset, io.len) {
                 Some((target, offset)) => Map::One { target, offset },
                 None => Map::Done(Ok(())),

@@ -38,6 +38,7 @@ use vhost_listener::VhostListener;
 pub(crate) mod part_plan;
 pub(crate) mod vhost_listener;
 use crate::disks::counters::{ClientCounts, DiskCounters};
+use crate::disks::views::Views;
 use crate::os_error::{self, Outcome};
 
 /// One attached disk.
@@ -812,6 +813,8 @@ pub(crate) struct AttachedDisks {
     default: Option<Name>,
     refused: AtomicU64,
     come: Notify,
+    /// Of snapshots, where there can be any.
+    views: OnceLock<Arc<Views>>,
 }
 
 impl AttachedDisks {
@@ -842,6 +845,17 @@ impl AttachedDisks {
             (Some(default), "") => self.get(default),
             _ => self.table().get(name).cloned(),
         }
+    }
+
+    /// The views of snapshots, where there can be any.
+    pub(crate) fn views(&self) -> Option<Arc<Views>> {
+        self.views.get().cloned()
+    }
+
+    /// Offers views of snapshots, once.
+    pub(crate) fn offer(&self, views: Arc<Views>) {
+        // A second offer would be of the same snapshots.
+        let _ = self.views.set(views);
     }
 
     /// All names, in order.

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use tidegate_api::problem::{Problem, ProblemCode};
 
 pub(crate) mod device;
+pub(crate) mod session;
 
 /// Bytes copied at a time: large enough for any disk's full speed, small enough for smooth progress reports.
 const PIECE: usize = 1 << 20;

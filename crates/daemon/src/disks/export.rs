@@ -71,7 +71,7 @@ pub(crate) fn format_of(order: &DiskExport, what: &str) -> Outcome<ImageFormat> 
 
 /// Copies `source` to a block device, whose content is overwritten.
 pub(crate) fn write_device(
-    source: &RawFile,
+    source: &dyn Source,
     path: &Path,
     existing: Existing,
     admit: impl FnOnce(&fs::Metadata) -> Outcome<()>,
@@ -115,7 +115,7 @@ pub(crate) fn must_be_free(path: &Path, existing: Existing) -> Outcome<()> {
 
 /// Copies `source` into a new file at `path`, which has the name `draft` until it is complete.
 pub(crate) fn write(
-    source: &RawFile,
+    source: &dyn Source,
     draft: &Path,
     path: &Path,
     format: ImageFormat,
@@ -147,7 +147,7 @@ pub(crate) fn write(
     written
 }
 
-fn write_raw(source: &RawFile, draft: &Path, progress: &Progress) -> Outcome<()> {
+fn write_raw(source: &dyn Source, draft: &Path, progress: &Progress) -> Outcome<()> {
     let what = || format!("cannot write {}", draft.display());
     let file = File::options()
         .write(true)
@@ -163,7 +163,7 @@ fn write_raw(source: &RawFile, draft: &Path, progress: &Progress) -> Outcome<()>
     sink.sync().map_err(|e| os_error::io(what(), &e))
 }
 
-fn write_qcow2(source: &RawFile, draft: &Path, progress: &Progress) -> Outcome<()> {
+fn write_qcow2(source: &dyn Source, draft: &Path, progress: &Progress) -> Outcome<()> {
     let what = || format!("cannot write {}", draft.display());
     let create = || -> io::Result<FormatAccess<ImagoFile>> {
         let options = StorageCreateOptions::new().filename(draft);
@@ -297,7 +297,7 @@ fn in_the_way(path: &Path) -> Problem {
 mod tests {
     use super::*;
 
-    fn export(source: &RawFile, path: &Path, existing: Existing) -> Outcome<()> {
+    fn export(source: &dyn Source, path: &Path, existing: Existing) -> Outcome<()> {
         let (draft, progress) = (draft(path)?, Progress::default());
         write(source, &draft, path, ImageFormat::Raw, existing, &progress)
     }
@@ -411,6 +411,7 @@ mod tests {
     fn a_files_name_tells_its_format_or_the_export_is_refused() {
         let format = |file: &str, format| {
             let order = DiskExport {
+                snapshot: None,
                 file: file.into(),
                 format,
                 existing: Existing::Keep,

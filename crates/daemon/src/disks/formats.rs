@@ -19,8 +19,10 @@ use crate::os_error::{self, Outcome};
 use crate::text::{quoted, shell};
 use container::{Container, Mapped};
 
+pub(crate) mod chain;
 mod container;
 mod qcow2;
+pub(crate) mod qcow2_writer;
 #[cfg(test)]
 mod tests;
 mod vdi;

@@ -106,7 +106,7 @@ fn unshared(datastore: &Name, error: &io::Error) -> Problem {
 }
 
 /// The image of a snapshot.
-fn snapshot_image(disk: &Found, snapshot: &Name) -> PathBuf {
+pub(crate) fn snapshot_image(disk: &Found, snapshot: &Name) -> PathBuf {
     disk.folder.join(format!("{SNAPSHOT}{snapshot}"))
 }
 

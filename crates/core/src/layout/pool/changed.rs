@@ -4,6 +4,7 @@
 //! generations is not read twice, and what is written meanwhile belongs to neither of them.
 //!
 //! # Always true
+//! - of generation 0, which is none, all that the other generation has differs
 //! - a sub-block that differs is in the result; one that was written with the same bytes, or written and discarded, may be
 
 use super::runs;
@@ -77,9 +78,15 @@ impl Pool {
         if !self.is_open() {
             return None;
         }
-        let [from, to] = [from, to].map(|number| self.forest.find(0, number));
-        let (from, to) = (from?, to?);
-        let [one, other] = [from, to].map(|it| self.forest.path(it).collect::<Vec<u16>>());
+        // Generation 0 is none: it sees nothing, and all that the other one sees differs.
+        let seen = |number: Generation| match number {
+            Generation(0) => Some(Vec::new()),
+            number => {
+                let found = self.forest.find(0, number)?;
+                Some(self.forest.path(found).collect::<Vec<u16>>())
+            }
+        };
+        let (one, other) = (seen(from)?, seen(to)?);
         let is_between = |generation: &u16| one.contains(generation) != other.contains(generation);
         let mut between: Vec<u16> = one.iter().chain(&other).copied().collect();
         between.retain(is_between);

@@ -6,7 +6,7 @@
 use super::records::Table;
 use super::{Pool, READ};
 use crate::layout::{LayoutCx, LayoutIo, Map, SubIo, Target};
-use crate::request::{Fault, Op};
+use crate::request::Op;
 use alloc::vec::Vec;
 
 /// A part of the disk that is together on one target, or nowhere.
@@ -85,12 +85,31 @@ impl Pool {
         (place, left.min(len))
     }
 
-    /// Which parts of a range have data: the first of them, as its target says. What lies nowhere has no target to ask.
-    pub(super) fn map_extents(&self, io: &LayoutIo) -> Map {
-        match self.direct(Op::Read, io.flags, io.offset, io.len) {
-            Some((target, offset)) => Map::One { target, offset },
-            None => Map::Done(Err(Fault::Unsupported)),
+    /// Which parts of a range have data: of the first part that is together, as its target says. Where that is nowhere, no
+    /// target can be asked: then no extents are an answer, which says that there may be data.
+    pub(super) fn map_extents(&mut self, cx: &mut LayoutCx<'_>, io: &LayoutIo) -> Map {
+        if let Some((target, offset)) = self.direct(Op::Read, io.flags, io.offset, io.len) {
+            return Map::One { target, offset };
         }
+        let (place, len) = self.next_source(io.offset, io.len);
+        let Some((target, offset)) = place.map(|place| self.address(place, io.offset)) else {
+            return Map::Done(Ok(()));
+        };
+        // A shorter answer is an answer: its reader asks on from there.
+        let tag = READ | self.fanout.begin(io.id, 1);
+        cx.issue(
+            tag,
+            SubIo {
+                target,
+                op: Op::Extents,
+                flags: io.flags,
+                offset,
+                len,
+                data: io.data,
+                background: io.background,
+            },
+        );
+        Map::Issued
     }
 }
 

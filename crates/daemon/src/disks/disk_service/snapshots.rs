@@ -161,6 +161,7 @@ impl DiskService {
         let what = format!("cannot delete snapshot {name}@{snapshot}");
         let _claim = self.claim(name, &what)?;
         let (found, _turn) = self.find_to_change(name)?;
+        let _reserved = self.reserve(name, snapshot).map_err(|e| e.within(&what))?;
         files::must_have_snapshots(&found)
             .and_then(|()| match found.is_pooled() {
                 true => self.delete_pooled_snapshot(&found, snapshot),

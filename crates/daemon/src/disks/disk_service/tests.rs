@@ -20,6 +20,7 @@ use crate::config::plan::{self, ThreadsPlan};
 use crate::control::Identity;
 
 mod away;
+mod backups;
 mod detaching;
 mod displaced;
 mod flash;
@@ -375,6 +376,7 @@ fn an_image_that_was_cut_is_not_exported() {
     let image = found.open_image(File::options().write(true)).unwrap();
     image.set_len(SIZE / 2).unwrap();
     let order = DiskExport {
+        snapshot: None,
         file: stage.place.path().join("out.img"),
         format: None,
         existing: Existing::Keep,

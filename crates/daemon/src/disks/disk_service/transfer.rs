@@ -11,6 +11,7 @@ use tidegate_api::disk::{Allocation, DiskAttach};
 use tidegate_api::job::{DiskExport, DiskImport, Existing, Job};
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_api::snapshot::SnapshotName;
 
 use super::change::{Purpose, attached};
 use super::flash::must_be_saved;
@@ -103,6 +104,13 @@ impl DiskService {
     /// Writes a detached disk to an image file.
     pub(crate) fn export(self: &Arc<Self>, name: &Name, order: DiskExport) -> Outcome<Job> {
         must_be_bounded(&order.file, &format!("export disk {name}"))?;
+        if let Some(snapshot) = order.snapshot.clone() {
+            let of = SnapshotName {
+                disk: name.clone(),
+                snapshot,
+            };
+            return self.export_snapshot(&of, order);
+        }
         let what = format!("export disk {name} to {}", order.file.display());
         let claim = self.claim(name, format!("cannot {what}"))?;
         if !order.file.is_absolute() {
@@ -149,6 +157,34 @@ impl DiskService {
 }
 
 impl DiskService {
+    /// Writes a snapshot of a disk to an image file, whether the disk is attached or not.
+    fn export_snapshot(self: &Arc<Self>, of: &SnapshotName, order: DiskExport) -> Outcome<Job> {
+        let what = format!("export {of} to {}", order.file.display());
+        let cannot = format!("cannot {what}");
+        if !order.file.is_absolute() {
+            return Err(relative(&what));
+        }
+        let format = export::format_of(&order, &cannot)?;
+        self.must_be_no_image(&order.file)
+            .and_then(|()| export::must_be_free(&order.file, order.existing))
+            .map_err(|e| e.within(&cannot))?;
+        let source = self.snapshot_source(of).map_err(|e| e.within(&cannot))?;
+        let draft = match device::is_there(&order.file) {
+            true => None,
+            false => Some(export::draft(&order.file).map_err(|e| e.within(&cannot))?),
+        };
+        let (noted, disk_service) = (draft.clone(), Arc::clone(self));
+        let work = move |progress: &Progress| {
+            let DiskExport { file, existing, .. } = order;
+            if let Some(draft) = draft {
+                return export::write(&*source, &draft, &file, format, existing, progress);
+            }
+            let admit = |there: &Metadata| disk_service.must_not_be_attached(there, &cannot);
+            export::write_device(&*source, &file, existing, admit, progress)
+        };
+        Ok(self.jobs.start_writing(what, of.disk.clone(), noted, work))
+    }
+
     /// Fails for a disk whose bytes lie on several members.
     fn only_plain(&self, found: &Found, what: &str) -> Outcome<()> {
         let Some(layout) = &found.descriptor.layout else {
@@ -181,7 +217,7 @@ impl DiskService {
     }
 
     /// Fails if a file or device is the image of a disk that is attached here.
-    fn must_not_be_attached(&self, there: &Metadata, what: &str) -> Outcome<()> {
+    pub(super) fn must_not_be_attached(&self, there: &Metadata, what: &str) -> Outcome<()> {
         let there = Identity::of(there);
         for live in self.live.all() {
             if live.uses(there) {
@@ -265,7 +301,7 @@ fn whole(mut image: &File, disk: &Found) -> Outcome<()> {
 const MOST_PATH: usize = 4095;
 
 /// Refuses a path that no file can have, before it is repeated in the job's description and the log.
-fn must_be_bounded(path: &Path, what: &str) -> Outcome<()> {
+pub(super) fn must_be_bounded(path: &Path, what: &str) -> Outcome<()> {
     match path.as_os_str().len() {
         0..=MOST_PATH => Ok(()),
         length => Err(os_error::invalid(format!("cannot {what}"))
@@ -274,7 +310,7 @@ fn must_be_bounded(path: &Path, what: &str) -> Outcome<()> {
     }
 }
 
-fn relative(what: &str) -> Problem {
+pub(super) fn relative(what: &str) -> Problem {
     os_error::invalid(format!("cannot {what}"))
         .because("the file's path is not absolute, and the daemon's working directory differs from yours")
         .remedy("give an absolute path")

@@ -27,8 +27,10 @@ pub(crate) struct Container {
 /// Location of bytes of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// Not stored: they are zeroes.
+    /// They are zeroes.
     Zero,
+    /// Not stored here: they are zeroes, or what the image beneath this one has.
+    Absent,
     /// In the file, uncompressed, from this offset on.
     At(u64),
     /// In the file, compressed.
@@ -120,7 +122,7 @@ impl<L: Layout> Mapped<L> {
     }
 
     /// As [`Layout::find`], limited to `most` and checked.
-    fn find(&self, offset: u64, most: u64) -> io::Result<(u64, Place)> {
+    pub(super) fn find(&self, offset: u64, most: u64) -> io::Result<(u64, Place)> {
         let (length, place) = self.layout.find(&self.file, offset)?;
         if length == 0 {
             return Err(damaged("its tables point outside of it"));
@@ -136,7 +138,7 @@ impl<L: Layout> Source for Mapped<L> {
 
     fn extent(&self, offset: u64, most: u64) -> io::Result<(u64, Extent)> {
         let kind = |place| match place {
-            Place::Zero => Extent::Zero,
+            Place::Zero | Place::Absent => Extent::Zero,
             Place::At(_) | Place::Packed => Extent::Data,
         };
         let (mut length, first) = self.find(offset, most)?;
@@ -160,7 +162,7 @@ impl<L: Layout> Source for Mapped<L> {
             let length = usize::try_from(length).unwrap_or(rest.len());
             let (piece, after) = rest.split_at_mut(length);
             match place {
-                Place::Zero => piece.fill(0),
+                Place::Zero | Place::Absent => piece.fill(0),
                 Place::At(from) => self.file.read(piece, from)?,
                 Place::Packed => self.layout.unpack(&self.file, at, piece)?,
             }

@@ -1,7 +1,8 @@
 //! QEMU's qcow2, versions 2 and 3: two levels of tables, clusters, compressed clusters (deflate, zstd), subclusters.
 //!
 //! # Always true
-//! - Only the file itself is read: an image with a backing file or an external data file is refused.
+//! - Only the file itself is read: an image with an external data file is refused, and one with a backing file unless
+//!   the caller has that and names it.
 //! - The content of an encrypted image is never treated as data.
 //!
 //! # Source
@@ -69,10 +70,18 @@ pub(super) fn is_encrypted(file: &Container) -> io::Result<bool> {
 
 impl Qcow2 {
     pub(super) fn open(file: &Container) -> io::Result<Qcow2> {
+        Qcow2::open_above(file, None)
+    }
+
+    /// The same for an image that names this one as its backing file. What it does not have is [`Place::Absent`].
+    pub(super) fn open_above(file: &Container, backing: Option<&str>) -> io::Result<Qcow2> {
+        if file.array::<4>(0)? != MAGIC {
+            return Err(damaged("it does not begin like one"));
+        }
         let version = file.be32(4)?;
         let features = features(file, version)?;
         let incompatible = features.incompatible;
-        must_stand_alone(file, incompatible)?;
+        must_lean_on(file, incompatible, backing)?;
         if incompatible & CORRUPT != 0 {
             return Err(damaged("it is marked as corrupt"));
         }
@@ -168,7 +177,8 @@ impl Qcow2 {
             (true, true) => Err(damaged("a part of it is both zeroes and data")),
             (true, false) if at == 0 => Err(damaged("a part of it points outside of it")),
             (true, false) => Ok((length, Place::At(at + within))),
-            (false, _) => Ok((length, Place::Zero)),
+            (false, true) => Ok((length, Place::Zero)),
+            (false, false) => Ok((length, Place::Absent)),
         }
     }
 
@@ -213,7 +223,7 @@ impl Layout for Qcow2 {
         let at_most = |length: u64| length.min(self.size - offset);
         let Some((entry, parts)) = self.look_up(file, offset)? else {
             let length = self.covered() - offset % self.covered();
-            return Ok((at_most(length), Place::Zero));
+            return Ok((at_most(length), Place::Absent));
         };
         let length = at_most(self.cluster() - within);
         if entry & PACKED != 0 {
@@ -231,7 +241,8 @@ impl Layout for Qcow2 {
             (true, _) if self.version < 3 => Err(damaged(
                 "it has entries for zeroes, which its version does not define",
             )),
-            (true, _) | (false, 0) => Ok((length, Place::Zero)),
+            (true, _) => Ok((length, Place::Zero)),
+            (false, 0) => Ok((length, Place::Absent)),
             (false, at) => Ok((length, Place::At(at + within))),
         }
     }
@@ -276,13 +287,27 @@ fn features(file: &Container, version: u32) -> io::Result<Features> {
     }
 }
 
-fn must_stand_alone(file: &Container, incompatible: u64) -> io::Result<()> {
+/// Fails if the image's data is in another file than the expected one.
+fn must_lean_on(file: &Container, incompatible: u64, backing: Option<&str>) -> io::Result<()> {
     let (at, length) = (file.be64(8)?, file.be32(16)?);
+    if at == 0
+        && let Some(backing) = backing
+    {
+        return Err(damaged(format!(
+            "it does not name {backing} as its backing file"
+        )));
+    }
     if at != 0 {
         let length = length.min(MOST_NAME) as usize;
         let name = file.bytes(at, length)?;
         // Some programs pad the name.
         let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+        if backing.is_some_and(|backing| backing.as_bytes() == name) {
+            return match incompatible & DATA_FILE {
+                0 => Ok(()),
+                _ => Err(leans_on("the file that contains its data")),
+            };
+        }
         return Err(leans_on(&String::from_utf8_lossy(name)));
     }
     match incompatible & DATA_FILE {

@@ -632,6 +632,8 @@ fn what_changed_between_generations_is_what_they_wrote() {
     assert_eq!(changed(&world, second, current), vec![rest.clone()]);
     assert_eq!(changed(&world, first, current), [expected, rest]);
     assert_eq!(changed(&world, first, first), []);
+    let written: Vec<_> = core::iter::once(0..3 * EXTENT).collect();
+    assert_eq!(changed(&world, Generation(0), second), written);
     assert_eq!(find(&world, first, Generation(77)), None);
 }
 

@@ -20,6 +20,7 @@ fn an_export_writes_over_no_disks_image_by_whatever_path() {
         (place.join("soft"), "the image of disk b"),
     ] {
         let order = DiskExport {
+            snapshot: None,
             file,
             format: None,
             existing: Existing::Replace,
@@ -174,6 +175,7 @@ fn a_disk_that_can_only_be_read_is_exported_and_attached_read_only_over_a_restar
     stage.disk("a");
     let mounted = ReadOnly::mount(&stage.shared);
     let order = DiskExport {
+        snapshot: None,
         file: stage.place.path().join("out.img"),
         format: None,
         existing: Existing::Keep,

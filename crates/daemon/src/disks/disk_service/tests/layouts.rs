@@ -280,6 +280,7 @@ fn a_disk_with_a_layout_is_not_exported_from_one_of_its_images() {
         .create(&order("a", "mirror", &["one", "two"]))
         .unwrap();
     let export = DiskExport {
+        snapshot: None,
         file: stage.place.path().join("a.raw"),
         format: None,
         existing: Existing::Keep,

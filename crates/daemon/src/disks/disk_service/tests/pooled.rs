@@ -30,7 +30,7 @@ fn group(stage: &Stage, names: &[&str]) -> PoolGroupSpec {
     }
 }
 
-fn create_pool(stage: &Stage, names: &[&str]) {
+pub(super) fn create_pool(stage: &Stage, names: &[&str]) {
     let order = PoolCreate {
         name: name("p"),
         groups: vec![group(stage, names)],
@@ -53,17 +53,17 @@ fn add_group(stage: &Stage, names: &[&str]) {
         .unwrap();
 }
 
-fn create(stage: &Stage, disk: &str, size: u64) -> Outcome<api::Disk> {
+pub(super) fn create(stage: &Stage, disk: &str, size: u64) -> Outcome<api::Disk> {
     let mut order = DiskCreate::new(name(disk), size);
     order.datastore = Some(name("p"));
     stage.disk_service.create(&order)
 }
 
-fn attach(stage: &Stage, disk: &str) -> api::Disk {
+pub(super) fn attach(stage: &Stage, disk: &str) -> api::Disk {
     stage.attach(disk, Outside::default()).unwrap()
 }
 
-fn detach(stage: &Stage, disk: &str) {
+pub(super) fn detach(stage: &Stage, disk: &str) {
     stage
         .disk_service
         .detach(&name(disk), Clients::Disconnect)
@@ -466,6 +466,7 @@ fn what_disks_on_pools_do_not_do_is_refused_with_what_to_do() {
     let refused = stage.disk_service.create(&mirror).unwrap_err();
     assert!(refused.to_string().contains("is a pool"), "{refused}");
     let export = DiskExport {
+        snapshot: None,
         file: stage.place.path().join("out.img"),
         format: None,
         existing: Existing::Keep,

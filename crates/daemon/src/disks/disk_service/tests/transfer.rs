@@ -17,6 +17,7 @@ fn import(file: &Path, disk: &str) -> DiskImport {
 
 fn export(file: PathBuf, format: Option<ImageFormat>) -> DiskExport {
     DiskExport {
+        snapshot: None,
         file,
         format,
         existing: Existing::Keep,
