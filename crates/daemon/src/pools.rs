@@ -45,6 +45,7 @@ use member_set::MemberSet;
 use opening::{Held, Locked};
 use record::Record;
 use refusals::{must_be_built, must_be_few, must_have_entries, must_have_space};
+use uses::Uses;
 
 pub(crate) mod catalog;
 mod columns;
@@ -56,6 +57,7 @@ pub(crate) mod record;
 mod refusals;
 pub(crate) mod reported;
 pub(crate) mod store;
+pub(crate) mod uses;
 
 /// The smallest region of a catalog. Origin: an empty one takes 0.1 MiB, and it doubles as it grows.
 const LEAST_CATALOG: u64 = 4 << 20;
@@ -83,6 +85,8 @@ pub(crate) struct Pools {
     alarm: OnceLock<Alarms>,
     /// Serialises changes of records.
     changing: Mutex<()>,
+    /// Disks that are open.
+    uses: Arc<Uses>,
 }
 
 /// Receives alarms of pools. It must return at once.
@@ -219,7 +223,13 @@ impl Pools {
             spaces: Mutex::default(),
             alarm: OnceLock::new(),
             changing: Mutex::default(),
+            uses: Arc::default(),
         }
+    }
+
+    /// Disks of pools that are open.
+    pub(crate) fn uses(&self) -> &Arc<Uses> {
+        &self.uses
     }
 
     /// The names of all pools.

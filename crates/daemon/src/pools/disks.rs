@@ -16,6 +16,7 @@ use tidegate_core::pool::broker::grants_for;
 use tidegate_core::pool::{GRANT, geometry};
 
 use super::catalog::DiskRow;
+use super::uses::InUse;
 use super::{OpenPool, Pools};
 use crate::host::Opened;
 use crate::os_error::{self, Outcome};
@@ -99,10 +100,14 @@ impl OpenPool {
     }
 
     /// Images of its members from one on, for one disk. None: the member is away.
-    pub(crate) fn images(&self, from: usize) -> Outcome<Vec<Option<Opened>>> {
+    pub(crate) fn images(&self, from: usize, in_use: &InUse) -> Outcome<Vec<Option<Opened>>> {
         let held = self.held.iter().skip(from);
-        held.map(|one| one.as_ref().map(|held| held.image()).transpose())
-            .collect()
+        held.map(|one| {
+            one.as_ref()
+                .map(|held| held.image(in_use.clone()))
+                .transpose()
+        })
+        .collect()
     }
 
     /// Bytes of the pool that a disk has, and those that it has reserved and not taken yet.
@@ -193,7 +198,12 @@ impl Catalogs for Pools {
     }
 
     fn delete(&self, pool: &Name, disk: Uuid) -> Outcome<()> {
-        self.with(pool, |open| open.catalog.remove_disk(disk))
+        self.uses().wait(disk.0, true);
+        self.with(pool, |open| {
+            // Nobody opens it meanwhile.
+            self.uses().must_be_closed(disk.0)?;
+            open.catalog.remove_disk(disk)
+        })
     }
 }
 

@@ -28,6 +28,7 @@ use tidegate_core::layout::{LayoutNotice, LayoutOrder};
 use tidegate_engine::NoticeSink;
 
 use super::reported::Reported;
+use super::uses::InUse;
 use super::{Alarm, Pools};
 use crate::host::Opened;
 use crate::os_error::{self, Outcome};
@@ -114,6 +115,8 @@ enum Message {
 struct Granted {
     name: Name,
     uuid: Uuid,
+    /// For the images of more members.
+    in_use: InUse,
     disk: Option<Arc<dyn DiskOnPool>>,
     /// By index. None: it was given back.
     grants: Vec<Option<Grant>>,
@@ -215,7 +218,7 @@ impl Grants {
         &self,
         pools: &Arc<Pools>,
         pool: &Name,
-        (name, uuid): (&Name, Uuid),
+        (name, uuid, in_use): (&Name, Uuid, InUse),
         grants: Vec<Option<Grant>>,
         members: usize,
     ) -> Outcome<InPool> {
@@ -223,6 +226,7 @@ impl Grants {
         let granted = Granted {
             name: name.clone(),
             uuid,
+            in_use,
             disk: None,
             grants,
             members,
@@ -503,7 +507,7 @@ impl Worker {
     ) -> Outcome<()> {
         let has = granted.members;
         let more = self.with(|pool| match pool.members() > has {
-            true => pool.images(has),
+            true => pool.images(has, &granted.in_use),
             false => Ok(Vec::new()),
         })?;
         let count = more.len();

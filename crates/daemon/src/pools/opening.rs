@@ -24,6 +24,7 @@ use tidegate_engine::lease::{Guard, Lease, Leases, Refused, Takeover};
 use super::member_set::superblocks;
 use super::record::Record;
 use super::store::{MemberFile, Store};
+use super::uses::InUse;
 use crate::caches::devices::lock;
 use crate::host::{self, Opened};
 use crate::os_error::Outcome;
@@ -52,8 +53,9 @@ impl Held {
     }
 
     /// An image of it for one disk.
-    pub(super) fn image(&self) -> Outcome<Opened> {
-        host::open_shared(&self.file, self.lease.watch(), Arc::clone(&self.lease))
+    pub(super) fn image(&self, in_use: InUse) -> Outcome<Opened> {
+        let held = (Arc::clone(&self.lease), in_use);
+        host::open_shared(&self.file, self.lease.watch(), held)
     }
 }
 

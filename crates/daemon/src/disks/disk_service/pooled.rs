@@ -38,10 +38,16 @@ impl DiskService {
         view: Option<Generation>,
     ) -> Outcome<OpenInPool> {
         let (pool, name) = (&found.datastore, &found.name);
-        let (setup, images, uuid) = self.pools.with(pool, |open| {
+        if view.is_none() {
+            self.pools.uses().wait(found.descriptor.uuid.0, false);
+        }
+        let (setup, images, uuid, in_use) = self.pools.with(pool, |open| {
             let disk = open.must_have(name)?;
             let setup = open.setup(&disk, found.descriptor.size.0)?;
-            Ok((setup, open.images(0)?, disk.uuid))
+            let in_use = self.pools.uses().enter(&setup, view.is_none());
+            let in_use = in_use.map_err(|e| e.within(format!("cannot open disk {name}")))?;
+            let images = open.images(0, &in_use)?;
+            Ok((setup, images, disk.uuid, in_use))
         })?;
         if uuid != found.descriptor.uuid {
             return Err(Problem::new(
@@ -63,7 +69,7 @@ impl DiskService {
             None => {
                 let grants = setup.grants.clone();
                 let members = images.len();
-                let of = (name, uuid);
+                let of = (name, uuid, in_use);
                 Some(self.grants.enter(&self.pools, pool, of, grants, members)?)
             }
         };

@@ -565,3 +565,22 @@ fn a_lost_member_is_given_up_by_name_and_disks_without_data_there_go_on() {
     let mut client = Client::of(&stage, "vm1");
     assert!(client.has(199 << 20, 2));
 }
+
+/// A member that hangs keeps an opening alive that a command has given up: nobody else may write, or get the disk's space.
+#[test]
+fn a_disk_that_is_not_closed_yet_is_neither_opened_again_nor_deleted() {
+    let stage = stage();
+    create_pool(&stage, &["a"]);
+    create(&stage, "vm1", 1 << 30).unwrap();
+    let service = &stage.disk_service;
+    let found = service.find(&name("vm1")).unwrap();
+    let first = service.open_quietly(&found, None).unwrap();
+    let problem = stage.attach("vm1", Outside::default()).unwrap_err();
+    assert!(problem.to_string().contains("still open"), "{problem}");
+    let problem = service.delete(&name("vm1")).unwrap_err();
+    assert!(problem.to_string().contains("still open"), "{problem}");
+    drop(first);
+    attach(&stage, "vm1");
+    detach(&stage, "vm1");
+    service.delete(&name("vm1")).unwrap();
+}
