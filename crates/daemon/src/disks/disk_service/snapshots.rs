@@ -106,8 +106,8 @@ impl DiskService {
 
     /// One snapshot of a disk.
     pub(crate) fn snapshot(&self, name: &Name, snapshot: &Name) -> Outcome<Snapshot> {
-        let list = self.snapshots(name)?.snapshots.into_iter();
-        let found = list.filter(|it| it.name == *snapshot).next_back();
+        let mut list = self.snapshots(name)?.snapshots.into_iter();
+        let found = list.rfind(|it| it.name == *snapshot);
         found.ok_or_else(|| no_snapshot(name, snapshot))
     }
 
@@ -425,8 +425,7 @@ fn hold_all(takings: &mut [Taking<'_>]) -> Outcome<()> {
         // All of them have ended before the first error counts.
         let held: Vec<_> = holding.into_iter().map(|it| it.join()).collect();
         held.into_iter()
-            .map(|it| it.unwrap_or_else(|panic| resume_unwind(panic)))
-            .collect()
+            .try_for_each(|it| it.unwrap_or_else(|panic| resume_unwind(panic)))
     })
 }
 
