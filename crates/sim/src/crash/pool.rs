@@ -27,8 +27,10 @@ use tidegate_core::layout::pool::Geometry;
 /// A pool, and the disks that it begins with.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// Columns at first. Each is one store.
+    /// Columns at first.
     pub columns: u8,
+    /// Members of each column, with the same bytes. Each is one store.
+    pub mirrors: u8,
     /// Grants of each column.
     pub grants: u32,
     /// Disks at first. Each belongs to another tenant.
@@ -46,6 +48,7 @@ impl Default for Setup {
     fn default() -> Setup {
         Setup {
             columns: 2,
+            mirrors: 1,
             grants: 6,
             disks: 2,
             sectors: 2 * EXTENT + EXTENT / 2,

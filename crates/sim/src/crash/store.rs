@@ -84,6 +84,11 @@ impl Store {
         }
     }
 
+    /// How many sectors it has.
+    pub fn sectors(&self) -> u64 {
+        (self.size / SECTOR) as u64
+    }
+
     /// A store of zeroes as large as this one.
     pub fn blank(&self) -> Store {
         Store::new((self.size / SECTOR) as u64)

@@ -39,8 +39,10 @@ pub(crate) struct Options {
 /// No disk has that name.
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
     let tried = |name: &str| options.shape.as_ref().is_none_or(|only| only == name);
-    if !DISKS.iter().any(|disk| tried(disk.name)) && !tried(POOL) {
-        let names = DISKS.iter().map(|disk| disk.name).chain([POOL]);
+    let is_pool = tried(POOL) || tried(MIRRORED_POOL);
+    if !DISKS.iter().any(|disk| tried(disk.name)) && !is_pool {
+        let names = DISKS.iter().map(|disk| disk.name);
+        let names = names.chain([POOL, MIRRORED_POOL]);
         let names: Vec<&str> = names.collect();
         return Err(format!("the disks are {}", names.join(", ")));
     }
@@ -52,6 +54,8 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
 
 /// The disks, snapshots and clones of a pool.
 const POOL: &str = "pool";
+/// The same, with several members of each column.
+const MIRRORED_POOL: &str = "mirrored-pool";
 
 /// A disk that is tried.
 struct Disk {
@@ -281,6 +285,11 @@ fn random_of(
     if tried(POOL) {
         let run = pool::seeds::run(seed, STEPS);
         (runs, ios) = (runs + 1, ios + run.map_err(|failure| (POOL, failure))?);
+    }
+    if tried(MIRRORED_POOL) {
+        let run = pool::seeds::run_mirrored(seed, STEPS);
+        let (completed, _) = run.map_err(|failure| (MIRRORED_POOL, failure))?;
+        (runs, ios) = (runs + 1, ios + completed);
     }
     Ok((runs, ios))
 }

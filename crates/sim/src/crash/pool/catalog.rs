@@ -7,15 +7,19 @@
 //! - A grant that is given again has a higher life than ever before.
 
 use super::oracle::{Disk, Snapshot};
-use super::{GEOMETRY, Setup};
+use super::{COLUMNS_MAX, GEOMETRY, Setup};
 use std::collections::BTreeMap;
 use tidegate_core::layout::Target;
-use tidegate_core::layout::pool::{Ancestor, Generation, Grant, PoolSetup};
+use tidegate_core::layout::pool::{Ancestor, Generation, Grant, PoolSetup, Standing};
 
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct Catalog {
     columns: u8,
+    /// Members of each column.
+    mirrors: u8,
+    /// What is said of each member, by target.
+    standings: Vec<Standing>,
     /// Grants of each column.
     grants: u32,
     thick: bool,
@@ -53,6 +57,8 @@ impl Catalog {
     pub fn new(setup: &Setup) -> Catalog {
         Catalog {
             columns: setup.columns,
+            mirrors: setup.mirrors,
+            standings: vec![Standing::InSync; usize::from(COLUMNS_MAX * setup.mirrors)],
             grants: setup.grants,
             thick: setup.thick,
             lives: BTreeMap::new(),
@@ -89,6 +95,29 @@ impl Catalog {
     /// Commits one more column.
     pub fn add_column(&mut self) {
         self.columns += 1;
+    }
+
+    /// How many members each column has.
+    pub fn mirrors(&self) -> u8 {
+        self.mirrors
+    }
+
+    /// What is said of a member.
+    pub fn standing(&self, target: usize) -> Standing {
+        self.standings[target]
+    }
+
+    /// Commits what is said of a member, unless it is the last one in sync of its column. Returns whether it did.
+    pub fn stand(&mut self, target: usize, standing: Standing) -> bool {
+        let mirrors = usize::from(self.mirrors);
+        let first = target - target % mirrors;
+        let mut others = (first..first + mirrors).filter(|other| *other != target);
+        let is_needed = !others.any(|other| self.standings[other] == Standing::InSync);
+        if standing != Standing::InSync && is_needed {
+            return false;
+        }
+        self.standings[target] = standing;
+        true
     }
 
     /// How many columns there are.
@@ -195,7 +224,14 @@ impl Catalog {
             size: entry.sectors * crate::crash::SECTOR as u64,
             geometry: GEOMETRY,
             columns: (0..self.columns).map(Target).collect(),
-            members: Vec::new(),
+            members: match self.mirrors {
+                1 => Vec::new(),
+                mirrors => {
+                    let columns = self.standings.chunks(usize::from(mirrors));
+                    let columns = columns.take(usize::from(self.columns));
+                    columns.map(<[Standing]>::to_vec).collect()
+                }
+            },
             grants: entry.grants.clone(),
             ancestors,
             thick: self.thick && entry.parent.is_none(),

@@ -33,6 +33,10 @@ pub enum Act {
     Remove,
     /// The disk is detached, and attached again.
     Detach,
+    /// This member fails everything from now on.
+    LoseMember(usize),
+    /// This member is there again, with other bytes if it is behind.
+    BringBack(usize),
     /// Everything that is under way ends.
     Finish,
 }
@@ -65,6 +69,8 @@ impl Act {
             Act::AddColumn => world.add_column(),
             Act::Remove => world.remove(newest),
             Act::Detach => world.detach(FIRST),
+            Act::LoseMember(member) => world.lose_member(member),
+            Act::BringBack(member) => world.bring_back(member, true),
             Act::Finish => world.finish(),
         }
     }
@@ -100,6 +106,21 @@ pub fn acts() -> Vec<Act> {
         Act::Rollback,
         Act::AddColumn,
         Act::GuestOfClone(request(Op::Write, Flags::NONE, 2, SUB_BLOCK)),
+    ]
+}
+
+/// The same for columns of several members: these are lost, and come back.
+pub fn acts_of_members() -> Vec<Act> {
+    vec![
+        Act::Guest(request(Op::Write, Flags::NONE, 1, 2)),
+        Act::Guest(request(Op::Write, Flags::FUA, SUB_BLOCK - 1, 2)),
+        Act::Guest(request(Op::WriteZeroes, Flags::NONE, 0, SUB_BLOCK)),
+        Act::Guest(request(Op::Flush, Flags::NONE, 0, 0)),
+        Act::Snapshot,
+        Act::LoseMember(0),
+        Act::LoseMember(1),
+        Act::BringBack(0),
+        Act::BringBack(1),
     ]
 }
 

@@ -19,12 +19,28 @@ const MOST_TRIES: u32 = 600;
 /// # Errors
 /// What does not hold, with the shortest trace that shows it.
 pub fn run(seed: u64, steps: u32) -> Result<u64, Failure> {
-    let setup = of_seed(seed);
+    run_over(&of_seed(seed), seed, steps).map(|world| world.completed())
+}
+
+/// The same of a pool whose columns have several members, which are lost, come back and are replaced. Returns how many I/Os it
+/// had, and how many members were rebuilt.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_mirrored(seed: u64, steps: u32) -> Result<(u64, u64), Failure> {
+    let setup = Setup {
+        mirrors: if seed % 8 == 7 { 3 } else { 2 },
+        ..of_seed(seed)
+    };
+    run_over(&setup, seed, steps).map(|world| (world.completed(), world.joined()))
+}
+
+fn run_over(setup: &Setup, seed: u64, steps: u32) -> Result<World, Failure> {
     let mut random = RandomChoices::new(seed);
-    let mut world = World::new(&setup);
+    let mut world = World::new(setup);
     play(&mut world, &mut random, steps);
     if world.breach().is_none() {
-        return Ok(world.completed());
+        return Ok(world);
     }
     let tries = Cell::new(0);
     let shortest = shorten(random.record, |choices| {
@@ -32,11 +48,11 @@ pub fn run(seed: u64, steps: u32) -> Result<u64, Failure> {
         if tries.get() > MOST_TRIES {
             return false;
         }
-        let mut world = World::new(&setup);
+        let mut world = World::new(setup);
         play(&mut world, &mut RecordedChoices::new(choices), steps);
         world.breach().is_some()
     });
-    let mut world = World::new(&setup);
+    let mut world = World::new(setup);
     world.record();
     play(&mut world, &mut RecordedChoices::new(&shortest), steps);
     Err(Failure {
@@ -121,6 +137,15 @@ fn step(world: &mut World, choices: &mut dyn Choose, fails: u32) {
 
 /// What an administrator does to one of the disks.
 fn act(world: &mut World, choices: &mut dyn Choose) {
+    let members = u32::try_from(world.members()).expect("few");
+    if members > 0 && choices.choose(5) == 1 {
+        let member = choices.choose(members) as usize;
+        return match choices.choose(3) {
+            0 => world.lose_member(member),
+            1 => world.bring_back(member, false),
+            _ => world.bring_back(member, true),
+        };
+    }
     let Some(disk) = pick(&world.disks(), choices) else {
         return;
     };

@@ -25,6 +25,7 @@ mod acts;
 mod daemon;
 mod formatted;
 mod guest;
+mod members;
 mod metadata;
 mod steps;
 mod stores;
@@ -99,7 +100,7 @@ struct Pending {
 /// See the module.
 pub struct World {
     shard: Shard,
-    /// By column.
+    /// By target: one for each member of each column.
     stores: Vec<Store>,
     catalog: Catalog,
     oracle: Oracle,
@@ -124,8 +125,15 @@ pub struct World {
     failing: Option<Failing>,
     /// Whether an I/O has failed since the last start.
     has_fault: bool,
-    /// Columns that fail everything, one bit each, until the next start.
+    /// Stores that fail everything, one bit each, until the next start.
     gone: u32,
+    /// Stores that have failed something since the last start.
+    faulted: u32,
+    /// The member that is being rebuilt, and the disks that have copied their parts.
+    syncing: Option<usize>,
+    rebuilt: BTreeSet<u32>,
+    /// How many members were rebuilt.
+    joined: u64,
     now: Time,
     out: Vec<Effect>,
     completed: u64,
@@ -139,7 +147,8 @@ impl World {
         self.shard = Shard::new(16);
         let slots = (ARENA..ARENA + ARENA_SLOTS).map(|buffer| Data { buffer, start: 0 });
         self.shard.give_arena(slots.collect());
-        (self.has_fault, self.gone) = (false, 0);
+        (self.has_fault, self.gone, self.faulted) = (false, 0, 0);
+        self.syncing = None;
         for disk in self.catalog.disks() {
             self.attach(disk);
         }
@@ -154,7 +163,7 @@ impl World {
 
     /// The layouts of a disk, or of a view of one of its generations.
     fn tree(&self, disk: Disk, view: Option<Generation>) -> Tree {
-        Tree::pool(self.catalog.setup(disk), view)
+        Tree::pool(self.with_syncing(self.catalog.setup(disk)), view)
     }
 
     fn seat(&mut self, number: u32, kind: Kind, sectors: u64, tree: Tree) {
@@ -171,6 +180,7 @@ impl World {
             is_refused: false,
         };
         self.seats.insert(number, seat);
+        self.rebuilt.remove(&number);
         self.handle(Event::Attach {
             disk: DiskId(number),
             size: sectors * SECTOR as u64,
@@ -239,6 +249,11 @@ impl World {
     /// I/Os that stores have completed so far.
     pub fn completed(&self) -> u64 {
         self.completed
+    }
+
+    /// How many members were rebuilt so far.
+    pub fn joined(&self) -> u64 {
+        self.joined
     }
 
     /// All disks, by number.

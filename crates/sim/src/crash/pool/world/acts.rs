@@ -199,7 +199,8 @@ impl World {
             if !self.is_free(disk) {
                 continue;
             }
-            if disk.0.is_multiple_of(2) {
+            // Below mirrors a layout does not grow.
+            if disk.0.is_multiple_of(2) && self.members() == 0 {
                 self.deeds
                     .push_back(Deed::Order(number, LayoutOrder::AddMember));
             } else if let Some(seat) = self.seats.get_mut(&number) {

@@ -3,6 +3,7 @@
 //! Each [`Deed`] is one step: a commit of the catalog, or an order. A crash between two steps loses the later ones. After a
 //! start the daemon compares what each layout has found with the catalog.
 
+use super::members::MemberDeed;
 use super::{Holding, Kind, Leaving, World, seat_of};
 use crate::crash::pool::catalog::Named;
 use crate::crash::pool::oracle::{Disk, InDoubt};
@@ -22,12 +23,15 @@ pub(super) enum Deed {
     TakeBack(u32, u32),
     /// Gives an order.
     Order(u32, LayoutOrder),
+    /// Something about a member of a column, for all disks.
+    Member(MemberDeed),
 }
 
 impl Deed {
     fn seat(self) -> u32 {
         match self {
             Deed::Give(seat) | Deed::TakeBack(seat, _) | Deed::Order(seat, _) => seat,
+            Deed::Member(_) => u32::MAX,
         }
     }
 }
@@ -49,6 +53,10 @@ impl World {
         let Some(deed) = self.deeds.pop_front() else {
             return;
         };
+        if let Deed::Member(deed) = deed {
+            self.note(|| format!("daemon: {deed:?}"));
+            return self.work_on_members(deed);
+        }
         let Some(columns) = self.seats.get(&deed.seat()).map(|seat| seat.columns) else {
             return;
         };
@@ -81,6 +89,7 @@ impl World {
                 self.order(number, LayoutOrder::DeleteGeneration(generation));
             }
             Deed::Order(number, order) => self.order(number, order),
+            Deed::Member(_) => {}
         }
     }
 
@@ -113,6 +122,12 @@ impl World {
             disk: DiskId(number),
             order,
         });
+        if order.is_of_column() {
+            match self.take_answer(number) {
+                Some(outcome) => self.member_ordered(number, order, outcome),
+                None => self.fail(format!("{order:?} is not answered at once")),
+            }
+        }
         if is_of_space(order) {
             self.answered_at_once(number, order);
             // Something may have become free between the commit and the order.
@@ -227,6 +242,9 @@ impl World {
     /// A layout reports something.
     pub(super) fn noticed(&mut self, number: u32, notice: LayoutNotice) {
         self.note(|| format!("notice of seat {number}: {notice:?}"));
+        if self.member_noticed(number, notice) {
+            return;
+        }
         let Some(disk) = self.disk_of(number) else {
             return self.fail(format!("a view reports {notice:?}"));
         };
@@ -398,6 +416,7 @@ impl World {
         (seat.holding, seat.opened, seat.columns) = (Holding::No, None, columns);
         seat.is_refused = false;
         seat.returned.clear();
+        self.rebuilt.remove(&number);
         self.handle(Event::Relay {
             disk: DiskId(number),
             tree: Some(Box::new(tree)),
@@ -441,6 +460,7 @@ impl World {
             }
             (Kind::View(..), _) => {}
         }
+        self.join_if_all();
     }
 }
 

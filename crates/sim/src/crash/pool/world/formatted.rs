@@ -74,7 +74,7 @@ impl Left {
             catalog.create(setup.sectors, None);
         }
         Left {
-            stores: (0..COLUMNS_MAX).map(|_| store()).collect(),
+            stores: (0..COLUMNS_MAX * setup.mirrors).map(|_| store()).collect(),
             catalog,
             stamp: 0,
         }
@@ -132,6 +132,10 @@ impl World {
             failing: None,
             has_fault: false,
             gone: 0,
+            faulted: 0,
+            syncing: None,
+            rebuilt: BTreeSet::new(),
+            joined: 0,
             now: Time::ZERO,
             out: Vec::new(),
             completed: 0,

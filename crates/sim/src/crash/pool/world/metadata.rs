@@ -48,6 +48,9 @@ impl World {
                 self.fail(format!("the pool check of {disk:?}: {what}"));
             }
         }
+        if let Err(what) = self.check_members() {
+            self.fail(format!("the pool check of members: {what}"));
+        }
     }
 
     /// Checks what a crash has left, before any disk opens.
@@ -84,9 +87,10 @@ impl World {
     /// The newest root of a disk, if it has one.
     fn root(&self, disk: Disk, entry: &catalog::Entry) -> Option<Root> {
         let home = entry.grants.first().copied().flatten()?;
-        let roots = (0..2).filter_map(|nth| {
+        let roots = (0..2).flat_map(|nth| {
             let at = GEOMETRY.grant_at(home) + GEOMETRY.root_at(nth);
-            Root::decode(&self.block(home, at)).ok()
+            let blocks = self.blocks(home, at).into_iter();
+            blocks.filter_map(|block| Root::decode(&block).ok())
         });
         let ours = |it: &Root| it.owner.life == home.life && it.owner.disk == identity(disk);
         roots.filter(ours).max_by_key(|it| it.sequence)
@@ -120,9 +124,10 @@ impl World {
         let place = GEOMETRY.header_of(index);
         let home = entry.grants.get(place as usize).copied().flatten();
         let home = home.ok_or(format!("grant {place} with the header of {index} is gone"))?;
-        let headers = (0..2).filter_map(|nth| {
+        let headers = (0..2).flat_map(|nth| {
             let at = GEOMETRY.grant_at(home) + GEOMETRY.header_at(index, nth);
-            Header::decode(&self.block(home, at)).ok()
+            let blocks = self.blocks(home, at).into_iter();
+            blocks.filter_map(|block| Header::decode(&block).ok())
         });
         let headers =
             headers.filter(|it| it.is_of(index, grant) && it.owner.disk == identity(disk));
@@ -164,10 +169,15 @@ impl World {
         }
     }
 
-    fn block(&self, grant: Grant, at: u64) -> [u8; BLOCK] {
-        let mut block = [0; BLOCK];
-        self.stores[usize::from(grant.column)].read(at, &mut block);
-        block
+    /// A block, as each member in sync has it.
+    pub(super) fn blocks(&self, grant: Grant, at: u64) -> Vec<[u8; BLOCK]> {
+        let in_sync = self.in_sync(grant.column).into_iter();
+        let read = in_sync.map(|target| {
+            let mut block = [0; BLOCK];
+            self.stores[target].read(at, &mut block);
+            block
+        });
+        read.collect()
     }
 }
 

@@ -97,7 +97,7 @@ impl World {
                 grants.into_iter().flatten().any(|(grant, index)| {
                     let is_returned = *owner == disk && !is_view && seat.returned.contains(&index);
                     let is_here = grant.is_some_and(|grant| {
-                        usize::from(grant.column) == started.target
+                        grant.column == self.column_of(started.target)
                             && u64::from(grant.number) == number
                     });
                     is_here && !is_returned
@@ -115,11 +115,18 @@ impl World {
         let mut started = self.in_flight.remove(which);
         self.completed += 1;
         let bit = 1 << started.target;
+        let is_spare = self.can_spare(started.target);
+        // By chance only members fail that their columns can do without.
+        let outcome = match self.members() > 0 && !is_spare {
+            true => Ok(()),
+            false => outcome,
+        };
         let outcome = match self.gone & bit {
             0 => self.planned(bit).map_or(outcome, Err),
             _ => Err(Fault::Gone),
         };
-        self.has_fault |= outcome.is_err();
+        self.has_fault |= outcome.is_err() && !is_spare;
+        self.faulted |= if outcome.is_err() { bit } else { 0 };
         // Every other write that fails has happened nevertheless.
         let happens = started.op.modifies() && self.completed.is_multiple_of(2);
         if outcome.is_ok() || happens && self.gone & bit == 0 {
@@ -220,7 +227,7 @@ impl Started {
             Bytes::Block(_) => " of a block",
         };
         format!(
-            "{:?}{block} {}+{} on column {} for seat {}",
+            "{:?}{block} {}+{} on target {} for seat {}",
             self.op, self.offset, self.len, self.target, self.seat
         )
     }
