@@ -44,8 +44,8 @@ const GROUPS: TableDefinition<u16, (&str, u8)> = TableDefinition::new("groups");
 /// Grants reserved, tier, name, descriptor.
 const DISKS: TableDefinition<u128, (u64, u8, &str, &str)> = TableDefinition::new("disks");
 /// Generation, set, seconds since 1970, bytes of the disk, and the name of the parent; empty: none.
-const SNAPSHOTS: TableDefinition<(u128, &str), (u32, u128, u64, u64, &str)> =
-    TableDefinition::new("snapshots");
+type SnapshotValue = (u32, u128, u64, u64, &'static str);
+const SNAPSHOTS: TableDefinition<(u128, &str), SnapshotValue> = TableDefinition::new("snapshots");
 /// Disk, index, life.
 const GRANTS: TableDefinition<(u16, u32), (u128, u32, u64)> = TableDefinition::new("grants");
 
