@@ -3,7 +3,6 @@
 //! Each [`Deed`] is one step: a commit of the catalog, or an order. A crash between two steps loses the later ones. After a
 //! start the daemon compares what each layout has found with the catalog.
 
-use super::members::MemberDeed;
 use super::{Holding, Kind, Leaving, World, seat_of};
 use crate::crash::pool::catalog::Named;
 use crate::crash::pool::oracle::{Disk, InDoubt};
@@ -25,6 +24,17 @@ pub(super) enum Deed {
     Order(u32, LayoutOrder),
     /// Something about a member of a column, for all disks.
     Member(MemberDeed),
+}
+
+/// What the daemon does about members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MemberDeed {
+    /// Commits that a member is behind, because a layout has asked for it. Orders follow.
+    Behind(u32, usize),
+    /// Begins to rebuild a member.
+    Sync(usize),
+    /// Commits that it is in sync.
+    Join(usize),
 }
 
 impl Deed {

@@ -7,7 +7,7 @@
 //! - The catalog never calls the last member in sync of a column behind.
 //! - A member is in sync once every disk of the pool has copied its part.
 
-use super::daemon::Deed;
+use super::daemon::{Deed, MemberDeed};
 use super::{Kind, Leaving, World, seat_of};
 use crate::crash::pool::catalog::identity;
 use crate::crash::pool::oracle::Disk;
@@ -19,17 +19,6 @@ use tidegate_core::layout::{LayoutNotice, LayoutOrder, OrderRefusal, Target};
 
 /// What a replaced member has of an earlier use.
 const REPLACED: u64 = 0xbad2;
-
-/// What the daemon does about members.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum MemberDeed {
-    /// Commits that a member is behind, because a layout has asked for it. Orders follow.
-    Behind(u32, usize),
-    /// Begins to rebuild a member.
-    Sync(usize),
-    /// Commits that it is in sync.
-    Join(usize),
-}
 
 impl World {
     /// The column that a target is of.
