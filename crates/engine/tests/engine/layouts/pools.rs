@@ -67,7 +67,10 @@ impl Pool {
             thick: false,
         };
         let (sender, notices) = channel();
-        let sink = NoticeSink(Arc::new(move |notice| drop(sender.send(notice))));
+        let sink = NoticeSink(Arc::new(move |notice| {
+            // The receiver is gone only at the end of the test.
+            let _ = sender.send(notice);
+        }));
         let spec = DiskSpec {
             layout_options: LayoutOptions {
                 notices: Some(sink),
