@@ -301,7 +301,7 @@ mod tests {
         for part in [
             "full",
             "on 1",
-            "1.00 MiB",
+            "1MiB",
             "0001-monday.qcow2",
             "its snapshot is backup-2",
         ] {
