@@ -205,7 +205,7 @@ fn a_detach_ends_only_after_every_queue_has_ended() {
             let (reply, answer) = channel();
             let what = What::Size {
                 disk: 1 << 20,
-                image: 1 << 20,
+                image: Some(1 << 20),
             };
             let disk = core.device.id;
             let change = Change { disk, what, reply };

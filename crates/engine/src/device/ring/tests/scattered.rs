@@ -128,6 +128,7 @@ fn a_scattered_request_over_many_chunks_reaches_all_members_and_comes_back() {
             spec: layout,
             members: Members::new([7; 16], DISK_SIZE, count),
             cache: None,
+            pool: None,
         };
         let images = members(&place, layout, count, buffered);
         daemon.attach(DISK, DISK_SIZE, images, Some(parts));
