@@ -174,8 +174,8 @@ impl Import {
 
 /// Write a disk or a snapshot to an image file or a block device
 ///
-/// A disk must be detached. A snapshot of one, such as web1@monday, is written at any time. Holes are preserved. Interrupting this command does not stop the export: `tidegate job list`
-/// shows it, `tidegate job cancel` stops it.
+/// A disk must be detached. A snapshot of one, such as web1@monday, is written at any time. Holes are preserved.
+/// Interrupting this command does not stop the export: `tidegate job list` shows it, `tidegate job cancel` stops it.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -184,8 +184,8 @@ Examples:
   tidegate disk export db1 /backup/db1.img --replace
   tidegate disk export db1 /dev/vg0/db1 --replace")]
 pub(crate) struct Export {
-    /// The disk, or a snapshot of one: DISK@SNAPSHOT
-    #[arg(value_name = "DISK", add = complete::disks())]
+    /// The disk, or a snapshot of one
+    #[arg(value_name = "DISK[@SNAPSHOT]", add = complete::disks())]
     name: DiskOrSnapshot,
 
     /// The image file, in a directory where the daemon may write; or a block device
