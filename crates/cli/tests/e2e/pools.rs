@@ -76,5 +76,5 @@ fn a_disk_on_a_pool_has_what_was_flushed_after_the_daemon_was_killed_twenty_time
     assert_eq!(checked["findings"], serde_json::json!([]), "{checked:#}");
     daemon.run(&["disk", "detach", "vm1"]);
     daemon.run(&["disk", "delete", "vm1", "--yes"]);
-    daemon.run(&["pool", "destroy", "p"]);
+    daemon.run(&["pool", "destroy", "p", "--yes"]);
 }
