@@ -84,7 +84,7 @@ Examples:
   tidegate disk snapshot create vm1 before-upgrade
   tidegate disk snapshot create vm1@before-upgrade
   tidegate disk snapshot create vm1 nightly --with vm1-data --with vm1-log
-  tidegate disk snapshot create vm1 nightly --quiesce-command 'f() { virsh domfs$1 vm1; }; f'
+  tidegate disk snapshot create vm1 nightly --quiesce-command /etc/tidegate/quiesce-vm1
   tidegate disk snapshot create vm1 nightly --quiesce-command /etc/tidegate/quiesce-vm1 --quiesce-timeout 60s")]
 pub(crate) struct Create {
     #[command(flatten)]
@@ -398,7 +398,7 @@ mod tests {
     #[test]
     fn snapshots_are_a_tree_with_the_disk_in_it() {
         let list = list("a b<a c<a d<b", "d");
-        assert_eq!(drawn(&list), "a\n├─ b\n│  └─ d\n│     └─ (now)\n└─ c\n");
+        assert_eq!(drawn(&list), "a\n├─ b\n│  d\n│  (now)\n└─ c\n");
         let table = list.table(Detail::Usual);
         assert!(table.contains("│  d       1970-01-01T00:00:01Z"), "{table}");
     }
