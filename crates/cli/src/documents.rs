@@ -282,8 +282,8 @@ mod tests {
                 .map(str::trim)
                 .filter(|line| line.starts_with("tidegate "))
             {
-                // What follows in a pipe, a list or a redirection is the shell's.
-                let line = line.split(['|', '>', '&']).next().unwrap_or_default();
+                // What follows in a pipe, a list, a redirection or a comment is the shell's.
+                let line = line.split(['|', '>', '&', '#']).next().unwrap_or_default();
                 let words: Vec<_> = line.split_whitespace().collect();
                 let parsed = crate::cli::command().try_get_matches_from(&words);
                 assert!(

@@ -400,7 +400,7 @@ mod tests {
         let list = list("a b<a c<a d<b", "d");
         assert_eq!(drawn(&list), "a\n├─ b\n│  d\n│  (now)\n└─ c\n");
         let table = list.table(Detail::Usual);
-        assert!(table.contains("│  d       1970-01-01T00:00:01Z"), "{table}");
+        assert!(table.contains("│  d      1970-01-01T00:00:01Z"), "{table}");
     }
 
     #[test]
