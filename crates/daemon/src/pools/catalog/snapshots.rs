@@ -301,6 +301,9 @@ fn must_have_no_clones(clones: &[String]) -> Outcome<()> {
         count => format!("{count} disks were made of it"),
     };
     Err(Problem::new(ProblemCode::Busy, what)
-        .because(format!("what it has is needed by {}{more}", shown.join(", ")))
+        .because(format!(
+            "what it has is needed by {}{more}",
+            shown.join(", ")
+        ))
         .remedy("delete these disks first: tidegate disk delete NAME"))
 }
