@@ -90,10 +90,16 @@ struct TakenAt {
 }
 
 impl DiskService {
-    /// The snapshots of a disk.
+    /// The snapshots of a disk. One that cannot have any has none.
     pub(crate) fn snapshots(&self, name: &Name) -> Outcome<SnapshotList> {
         let found = self.find(name)?;
-        files::must_have_snapshots(&found)?;
+        if files::must_have_snapshots(&found).is_err() {
+            return Ok(SnapshotList {
+                disk: found.name,
+                latest: None,
+                snapshots: Vec::new(),
+            });
+        }
         self.snapshots_of(&found)
     }
 
