@@ -176,12 +176,12 @@ impl Disk {
     }
 
     /// Gives a mirror one more member, after its last one, and returns which. It is out of sync until
-    /// [`LayoutOrder::Replace`] names it. A disk in a pool gets one more column, of which grants may be given to it then. The caller has recorded that the disk has so many members: a crash at any time
-    /// afterwards leaves a mirror that opens with them.
+    /// [`LayoutOrder::Replace`] names it. The caller has recorded that the disk has so many members: a crash at any time
+    /// afterwards leaves a mirror that opens with them. A disk in a pool gets one more column, and grants on it may follow.
     ///
     /// # Errors
-    /// If the disk is no mirror and in no pool or has as many members as are possible, the image is too small, or the disk is detached. With a
-    /// flash cache, also if I/O in flight does not end within `patience`. Then it has as many members as before.
+    /// If the disk is no mirror and in no pool, or has as many members as are possible, the image is too small, or the disk is
+    /// detached. With a flash cache, also if I/O in flight does not end within `patience`. Then it has as many members as before.
     pub fn add_member(&self, image: Option<OpenedImage>, patience: Duration) -> Result<Target> {
         let _alone = guard(&self.core.changing_images);
         let spec = &self.core.device.spec;

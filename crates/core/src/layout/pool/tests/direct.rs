@@ -99,3 +99,23 @@ fn whole_first_writes_are_written_once_and_show_nothing_of_an_earlier_use() {
     world.crash();
     assert!(world.has(0, 3 * EXTENT, 0));
 }
+
+#[test]
+fn p7_a_first_write_waits_while_a_snapshot_is_taken() {
+    let mut world = World::new(SIZE);
+    world.fill(0, EXTENT, 1);
+    let under_way = begin(&mut world, 0, 512, 2);
+    assert!(is_direct(&world, under_way));
+    let order = world.pool_order(LayoutOrder::TakeSnapshot);
+    assert_eq!(order, Ok(Ordered::Later), "a write is under way");
+    let later = begin(&mut world, 4 * EXTENT, 512, 3);
+    assert!(!is_direct(&world, later));
+    world.run();
+    assert_eq!(world.ordered.pop(), Some(Ok(())));
+    assert_eq!(world.answers[&later], Ok(()));
+    assert!(world.has(4 * EXTENT, 512, 3));
+    assert_eq!(world.flush(), Ok(()));
+    world.open(Some(Generation(1)));
+    world.run();
+    assert!(world.has(0, 512, 2) && world.has(4 * EXTENT, 512, 0));
+}
