@@ -1,5 +1,6 @@
 //! The rules of extents that move: between columns, beside guests' I/O, and through crashes.
 
+use super::super::gate::Gate;
 use super::super::relocate::{BOTH, MOVE};
 use super::*;
 use crate::units::Span;
@@ -497,5 +498,55 @@ fn zeroes_and_discards_beside_a_move_come_after_it() {
         assert!(is_vacated(&world));
         assert!(op == Op::Discard || world.has(0, 2 * SUB, 0));
         assert!(world.has(2 * SUB, EXTENT - 2 * SUB, 1) && world.has(5 * EXTENT, 512, 3));
+    }
+}
+
+#[test]
+fn x1_nothing_is_copied_before_a_write_that_came_earlier_has_ended() {
+    let mut world = filled(1);
+    let write = world.begin(Op::Write, Flags::NONE, 512, &[77; 512], 512);
+    let place = world.pool.table.first(0).unwrap();
+    let from = world.pool.address(place, 0).0.0;
+    world.drained = 1 << from;
+    let columns = 1 << from;
+    let order = world.pool_order(LayoutOrder::Vacate { columns });
+    assert_eq!(order, Ok(Ordered::Now));
+    for _ in 0..200 {
+        assert_eq!(world.nth(is_move), None, "a write is under way");
+        match world.nth(|job| !matches!(job, Job::Guest(..))) {
+            Some(nth) => world.end(nth),
+            None => match world.pool.deadline() {
+                Some(at) => world.tick(at),
+                None => break,
+            },
+        }
+    }
+    world.run();
+    world.wait(Span::from_secs(20));
+    assert_eq!(world.answers[&write], Ok(()));
+    assert!(is_vacated(&world), "{:?}", world.report());
+    assert!(world.has(512, 512, 77) && world.has(1024, EXTENT - 1024, 1));
+}
+
+#[test]
+fn x5_nothing_moves_while_a_snapshot_is_taken() {
+    for copies in 0..16 {
+        let (mut world, _, to) = one_that_moves();
+        for _ in 0..copies {
+            let nth = run_until(&mut world, |job| is_copy_to(job, to)).unwrap();
+            world.end(nth);
+        }
+        run_until(&mut world, |job| is_copy_to(job, to)).unwrap();
+        let order = world.pool_order(LayoutOrder::TakeSnapshot);
+        assert_eq!(order, Ok(Ordered::Later));
+        while world.ordered.is_empty() {
+            if matches!(world.pool.gate, Gate::Switching { .. }) {
+                assert!(world.pool.relocation.moves.is_empty(), "{copies}");
+            }
+            world.step();
+        }
+        assert_eq!(world.ordered.pop(), Some(Ok(())));
+        world.wait(Span::from_secs(20));
+        assert!(world.has(0, EXTENT, 1));
     }
 }

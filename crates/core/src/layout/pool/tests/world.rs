@@ -406,7 +406,7 @@ impl World {
         self.now = until;
     }
 
-    fn tick(&mut self, at: Time) {
+    pub(super) fn tick(&mut self, at: Time) {
         self.now = at.max(self.now);
         self.hook(|pool, cx| pool.tick(cx));
         let next = self.pool.deadline();
